@@ -1,0 +1,412 @@
+"""The seams between the pure domain and the outside: log, wake-ups and view, each with a memory and a real adapter.
+
+Both adapters of a port pass the same contract suite. Adapters raise the errors of `kernel.domain.errors` alone.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Generic, Literal, Protocol, TypeVar
+
+import msgspec
+
+from schemas.entries import Lease
+from schemas.records import Header
+
+T = TypeVar("T")
+
+# ---------------------------------------------------------------- log
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """One entry on its way into a shard. `reply_to` names the process that waits for the answer, or is empty."""
+
+    shard: int
+    tenant: str
+    execution_id: str
+    entry_id: str
+    payload: bytes
+    reply_to: str
+
+
+class Acknowledged(msgspec.Struct, frozen=True, gc=False):
+    """The broker has the entry on disk. `is_duplicate`: an entry with this id was there before."""
+
+    seq: int
+    is_duplicate: bool
+
+
+class Rejected(msgspec.Struct, frozen=True, gc=False):
+    """The broker refused this publish: the entry is not in the log through it. `is_full`: for want of room."""
+
+    reason: str
+    is_full: bool
+
+
+class LogMessage(msgspec.Struct, frozen=True):
+    """One message of a shard as it lies in the log. Headers are as found: empty where missing."""
+
+    shard: int
+    seq: int
+    stored_at: int
+    """The broker's timestamp in unix microseconds: data in the log."""
+    tenant: str
+    """From the subject."""
+    entry_id: str
+    execution_id: str
+    checksum: str
+    reply_to: str
+    payload: bytes
+
+
+class LogState(msgspec.Struct, frozen=True, gc=False):
+    """`created_at` names this incarnation of the stream; an empty stream has first_seq = last_seq + 1.
+
+    `broker_time` is the broker's clock at the answer, in unix microseconds.
+    """
+
+    created_at: str
+    first_seq: int
+    last_seq: int
+    broker_time: int
+
+
+class Follower(Protocol):
+    """A reader of one shard in sequence order. It re-creates its consumer by itself and never skips on its own.
+
+    The messages may still have holes (damage, deletion): the caller checks that sequences are contiguous.
+    """
+
+    async def next(self, *, messages_max: int, bytes_max: int, wait_seconds: float) -> list[LogMessage]:
+        """Return what is there, at most `messages_max` and `bytes_max` (one message may exceed it alone).
+
+        Waits up to `wait_seconds` for the first one; an empty list means nothing came.
+        """
+        ...
+
+    @property
+    def restarts(self) -> int:
+        """How often the consumer was created anew: after a change the caller compares its watermark's entry."""
+        ...
+
+
+class Log(Protocol):
+    """The append-only record: one stream a shard."""
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    def send(self, outgoing: Outgoing, acknowledged: Callable[[Acknowledged | Rejected], None]) -> None:
+        """Publish without waiting; the callback is called at most once, on the loop, when the broker spoke.
+
+        Raises LogUnavailable when certainly nothing was sent: disconnected, or the send buffer is full. The same
+        entry may be sent again: its id de-duplicates it.
+        """
+        ...
+
+    async def append(self, outgoing: Outgoing, *, timeout_seconds: float) -> Acknowledged:
+        """Publish, and publish again with the same id, until acknowledged.
+
+        Raises LogUnavailable where every publish was refused or none was sent, OutcomeUnknown otherwise.
+        """
+        ...
+
+    async def get(self, shard: int, seq: int) -> LogMessage | None:
+        """Return the message at a sequence, None where there is none."""
+        ...
+
+    async def state(self, shard: int) -> LogState: ...
+
+    def follow(self, shard: int, *, after_seq: int) -> AbstractAsyncContextManager[Follower]: ...
+
+
+class ControlMessage(msgspec.Struct, frozen=True):
+    seq: int
+    payload: bytes
+
+
+class ControlLog(Protocol):
+    """The control stream: small, read whole by every process."""
+
+    async def append_control(self, *, entry_id: str, payload: bytes, timeout_seconds: float) -> int:
+        """Append and return the sequence; errors as of Log.append."""
+        ...
+
+    async def read_control(self, *, after_seq: int) -> list[ControlMessage]:
+        """Return all messages after a sequence (in bounded pages); empty when level with the head."""
+        ...
+
+    async def control_head(self) -> int: ...
+
+    async def wait_control(self, *, wait_seconds: float) -> None:
+        """Return when a control entry was appended by anybody, or the time is up: a hint, not a promise."""
+        ...
+
+
+# ---------------------------------------------------------------- wake-ups
+
+
+class Subscription(Protocol):
+    async def close(self) -> None: ...
+
+
+class Wakes(Protocol):
+    """Hints over NATS core: may be lost, repeated or late; nothing rests on them but speed."""
+
+    def tell(self, channel: str, payload: bytes) -> None:
+        """Send without waiting; silently nothing when disconnected."""
+        ...
+
+    async def listen(self, channel: str, heard: Callable[[bytes], None], *, group: str = "") -> Subscription:
+        """Call `heard` on the loop for every message; of listeners that share a group only one is called."""
+        ...
+
+
+def answers_channel(process: str) -> str:
+    """Channel on which a process hears the answers to its entries."""
+    return f"answers.{process}"
+
+
+def due_channel(shard: int) -> str:
+    """Channel on which dispatchers hear that a shard has work due now."""
+    return f"due.{shard}"
+
+
+def changes_channel(shard: int) -> str:
+    """Channel on which waiting readers hear which executions of a shard have new events.
+
+    The payload is a msgpack list of execution ids, one message a batch.
+    """
+    return f"changes.{shard}"
+
+
+# ---------------------------------------------------------------- view: the projector's side
+
+
+class Watermark(msgspec.Struct, frozen=True, gc=False):
+    """The last entry a shard's view reflects; seq 0 with an empty checksum before the first."""
+
+    created_at: str
+    seq: int
+    checksum: str
+
+
+class Ownership(msgspec.Struct, frozen=True, gc=False):
+    """The fence: every write names the token, and only the present owner's token is accepted."""
+
+    shard: int
+    token: str
+
+
+class ViewState(msgspec.Struct, frozen=True, gc=False):
+    """What an owner finds. `watermark` None: lost or never written. `is_dirty`: a script failed half-way."""
+
+    watermark: Watermark | None
+    is_dirty: bool
+    is_rebuilding: bool
+
+
+class Fetch(msgspec.Struct, frozen=True):
+    """Fields of one execution's hash that a batch needs."""
+
+    tenant: str
+    execution_id: str
+    fields: tuple[bytes, ...]
+
+
+class Fetched(msgspec.Struct, frozen=True):
+    """The fields' values in the order asked, the hash's length, and whether the directory knows the id."""
+
+    values: tuple[bytes | None, ...]
+    field_count: int
+    is_listed: bool
+
+
+class ExecutionChange(msgspec.Struct, frozen=True):
+    """What a batch does to one execution: its header before (None: new) and after, and every field to set.
+
+    Directory, lists, due work and renewable leases follow from the two headers (`kernel.domain.duty`).
+    """
+
+    before: Header | None
+    after: Header
+    fields: Mapping[bytes, bytes]
+
+
+class StoredAnswer(msgspec.Struct, frozen=True):
+    """An answer kept two minutes under its entry id, whose own time (a UUIDv7) names the slice it lies in."""
+
+    entry_id: str
+    answer: bytes
+
+
+class CreateKey(msgspec.Struct, frozen=True):
+    tenant: str
+    digest: bytes
+    record: bytes
+
+
+class Parked(msgspec.Struct, frozen=True):
+    seq: int
+    reason: str
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """All that one script applies: absolute values only, then the new watermark."""
+
+    expected: Watermark
+    watermark: Watermark
+    changes: tuple[ExecutionChange, ...]
+    answers: tuple[StoredAnswer, ...]
+    create_keys: tuple[CreateKey, ...]
+    parked: tuple[Parked, ...]
+    is_rebuilding: bool
+    """Whether readers still have to wait after this batch."""
+
+
+class ProjectorView(Protocol):
+    """What a projector needs of the view. Everything raises ViewUnavailable when Redis cannot be asked."""
+
+    async def acquire(self, shard: int, *, owner: str, ttl_ms: int, lease_ms: int) -> Ownership | None:
+        """Take a free shard, else None. After an owner that did not release, the lease floor moves to now + lease."""
+        ...
+
+    async def keep(self, ownership: Ownership, *, ttl_ms: int) -> ViewState:
+        """Renew and look. Raises OwnershipLost."""
+        ...
+
+    async def release(self, ownership: Ownership) -> None: ...
+
+    async def load(self, shard: int, fetches: Sequence[Fetch]) -> list[Fetched]:
+        """One pipelined read."""
+        ...
+
+    async def load_create_keys(self, shard: int, keys: Sequence[tuple[str, bytes]]) -> list[bytes | None]:
+        """Records of creates' keys by (tenant, digest)."""
+        ...
+
+    async def recent_entry_ids(self, shard: int) -> list[str]:
+        """Ids of the entries whose answers are still stored: the memory of seen ids after a take-over."""
+        ...
+
+    async def apply(self, ownership: Ownership, batch: Batch) -> None:
+        """Apply the batch if the fence and the expected watermark hold.
+
+        Raises OwnershipLost (nothing changed, or not this owner's to know) or ViewUnavailable (unknown: look with
+        `keep`). Sending the same batch again is safe in every case.
+        """
+        ...
+
+    async def wipe(self, ownership: Ownership, *, created_at: str, lease_ms: int) -> Watermark:
+        """Drop everything of the shard, mark it as rebuilding, and return the empty watermark it now has.
+
+        The lease floor moves to now + lease.
+        """
+        ...
+
+    async def announce_projector(self, owner: str, *, ttl_ms: int) -> int:
+        """Say that this projector lives and return how many do: shards are shared among them."""
+        ...
+
+
+# ---------------------------------------------------------------- view: the dispatcher's side
+
+DutyKind = Literal["delivery", "lease", "deadline"]
+
+
+class DueItem(msgspec.Struct, frozen=True):
+    """One piece of due work that this dispatcher now holds, with the header as the view has it."""
+
+    kind: DutyKind
+    tenant: str
+    agent_id: str
+    execution_id: str
+    header: Header
+
+
+class DueWork(msgspec.Struct, frozen=True):
+    items: tuple[DueItem, ...]
+    next_due_ms: int | None
+    """Milliseconds until the next piece is due, 0 when more is due now, None when nothing waits."""
+
+
+class DispatcherView(Protocol):
+    """What a dispatcher needs of the view. All timers compare with Redis TIME inside the script."""
+
+    async def take_due(self, shard: int, *, items_max: int, hold_ms: int, lease_ms: int) -> DueWork:
+        """Hold up to `items_max` due items for `hold_ms`: until then no other dispatcher is given them.
+
+        Leases are not expired below the lease floor, and a lease taken here is marked, so that a heartbeat from now
+        on goes through the log. Doors or dispatchers silent for five seconds move the floor to now + `lease_ms`.
+        """
+        ...
+
+    async def defer(self, shard: int, items: Sequence[DueItem], *, delay_ms: int) -> None:
+        """Give items back, due again after the delay."""
+        ...
+
+
+# ---------------------------------------------------------------- view: the door's side
+
+
+class Seen(msgspec.Struct, Generic[T], frozen=True):
+    """A value and how fresh it is. `watermark_seq` is -1 where the shard has no watermark."""
+
+    watermark_seq: int
+    is_rebuilding: bool
+    value: T
+
+
+class Located(msgspec.Struct, frozen=True):
+    """Whose an execution is, as the directory says."""
+
+    tenant: str
+    agent_id: str
+
+
+class ExecutionQuery(msgspec.Struct, frozen=True):
+    """One page of a list: newest first by id. Times are unix microseconds; empty strings and 0 mean absent."""
+
+    agent_id: str = ""
+    status: str = ""
+    created_after: int = 0
+    created_before: int = 0
+    before_id: str = ""
+    limit: int = 50
+
+
+class DoorView(Protocol):
+    """What a door needs of the view. Everything raises ViewUnavailable when Redis cannot be asked."""
+
+    async def locate(self, shard: int, execution_id: str) -> Seen[Located | None]: ...
+
+    async def fields(
+        self, shard: int, tenant: str, execution_id: str, fields: Sequence[bytes]
+    ) -> Seen[tuple[bytes | None, ...]]:
+        """Return fields of one execution's hash as they stood at one moment."""
+        ...
+
+    async def executions(self, shard: int, tenant: str, query: ExecutionQuery) -> Seen[tuple[Header, ...]]:
+        """Return up to `query.limit` matching headers of one shard, newest first by id."""
+        ...
+
+    async def stored_answer(self, shard: int, entry_id: str) -> Seen[bytes | None]: ...
+
+    async def renew_lease(self, shard: int, execution_id: str, lease: Lease, *, lease_ms: int) -> bool:
+        """Run the lease anew if it is current, acknowledged and unmarked; False: append the heartbeat instead."""
+        ...
+
+    async def live_executions(self, shard: int, tenant: str, agent_id: str) -> Seen[int]: ...
+
+    async def beat(self, shards: Sequence[int]) -> None:
+        """Say that a door lives, in every shard."""
+        ...
+
+    async def check(self) -> None:
+        """Raise ViewUnavailable unless Redis answers and does not evict."""
+        ...
+
+
+class View(ProjectorView, DispatcherView, DoorView, Protocol):
+    """All sides of the view, as the adapters implement them."""
+
+    async def close(self) -> None: ...

@@ -1,0 +1,232 @@
+"""Entries: the messages of the log, each an accepted input stamped with what the outside world decided.
+
+An entry is JSON. Bodies stay the bytes that were sent (duplicate members, and surrogates in an error, already
+resolved), so a refold reads what the client wrote. Times are unix microseconds, durations milliseconds.
+"""
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from schemas.bodies import Usage
+
+SCHEMA_VERSION = 1
+RULES_VERSION = 1
+KNOWN_SCHEMAS = frozenset({1})
+KNOWN_RULES = frozenset({1})
+
+StepKind = Literal["tool_call", "llm_call", "local"]
+Idempotency = Literal["safe_to_retry", "at_most_once"]
+
+
+class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The pair that a delivery attempt is known by."""
+
+    dispatch_id: str
+    attempt: int
+
+
+class RequestKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An Idempotency-Key as the log keeps it: 16-byte digests of the key and of method, path and body."""
+
+    key: bytes
+    request: bytes
+
+
+class Verdict(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What policy said of a submission, and the rule and bundle version that said it."""
+
+    decision: Literal["allow", "deny"]
+    rule_id: str
+    policy_version: int
+    reason: str = ""
+
+
+class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One item of `settle`: the outcome of a step, exactly one of result and error."""
+
+    step_id: str
+    result: Raw | UnsetType = UNSET
+    error: Raw | UnsetType = UNSET
+    usage: Usage | None = None
+
+
+class Limits(msgspec.Struct, frozen=True, gc=False):
+    """The settings an execution lives under, stamped at creation so that every projector folds alike."""
+
+    attempts_max: int
+    lease_ms: int
+    unacknowledged_lease_ms: int
+    base_delay_ms: int
+    delay_max_ms: int
+    unreachable_ms: int
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=False):
+    """What every entry carries. `expires` is absent on system entries."""
+
+    id: str
+    tenant: str
+    execution_id: str
+    at: int
+    expires: int | None = None
+    schema: int = SCHEMA_VERSION
+    rules: int = RULES_VERSION
+
+
+class ExecutionCreated(Entry, frozen=True, kw_only=True, tag="execution_created"):
+    agent_id: str
+    created_by: str
+    input: Raw
+    dispatch_id: str
+    limits: Limits
+    deadline_at: int | None
+    """The configured deadline; None when none is configured."""
+    life_ends_at: int
+    idempotency_key: str = ""
+    """The body field as the Execution echoes it; `key` is what the fold judges."""
+    key: RequestKey | None = None
+
+
+class StepSubmitted(Entry, frozen=True, kw_only=True, tag="step_submitted"):
+    lease: Lease
+    kind: StepKind
+    target: str
+    args: Raw
+    args_hash: str
+    idempotency: Idempotency
+    verdict: Verdict
+    settle: tuple[Outcome, ...] = ()
+    key: RequestKey | None = None
+
+
+class StepCompleted(Entry, frozen=True, kw_only=True, tag="step_completed"):
+    lease: Lease
+    step_id: str
+    result: Raw
+    usage: Usage | None = None
+    key: RequestKey | None = None
+
+
+class StepFailed(Entry, frozen=True, kw_only=True, tag="step_failed"):
+    lease: Lease
+    step_id: str
+    error: Raw
+    """Always a JSON object: the door has wrapped every other value as `{"message": …}`."""
+    key: RequestKey | None = None
+
+
+class HeartbeatReceived(Entry, frozen=True, kw_only=True, tag="heartbeat_received"):
+    lease: Lease
+
+
+class ExecutionCompleted(Entry, frozen=True, kw_only=True, tag="execution_completed"):
+    lease: Lease
+    output: Raw
+    state: Raw | None = None
+    settle: tuple[Outcome, ...] = ()
+    key: RequestKey | None = None
+
+
+class ExecutionFailed(Entry, frozen=True, kw_only=True, tag="execution_failed"):
+    lease: Lease
+    error: str
+    settle: tuple[Outcome, ...] = ()
+    key: RequestKey | None = None
+
+
+class ExecutionCancelled(Entry, frozen=True, kw_only=True, tag="execution_cancelled"):
+    cancelled_by: str
+
+
+class DispatchClaimed(Entry, frozen=True, kw_only=True, tag="dispatch_claimed"):
+    """A dispatcher wants to deliver; `claimed_by` names its process and this one claim."""
+
+    lease: Lease
+    claimed_by: str
+
+
+class DispatchDelivered(Entry, frozen=True, kw_only=True, tag="dispatch_delivered"):
+    lease: Lease
+
+
+class DispatchFailed(Entry, frozen=True, kw_only=True, tag="dispatch_failed"):
+    """A delivery failed; `reason` is `unreachable`, `timeout` or `http_<status>`.
+
+    `jitter_permille` (0-250) lengthens the wait, and `retry_after_ms` is the agent's own wish, 0 without one.
+    """
+
+    lease: Lease
+    reason: str
+    jitter_permille: int
+    retry_after_ms: int = 0
+
+
+class LeaseExpired(Entry, frozen=True, kw_only=True, tag="lease_expired"):
+    """Nobody renewed the lease since the entry `renewed_seq`."""
+
+    lease: Lease
+    renewed_seq: int
+
+
+class DeadlinePassed(Entry, frozen=True, kw_only=True, tag="deadline_passed"):
+    due_at: int
+
+
+class AgentMissing(Entry, frozen=True, kw_only=True, tag="agent_missing"):
+    """The dispatch that was due found its agent deleted."""
+
+    dispatch_id: str
+
+
+class ExecutionReleased(Entry, frozen=True, kw_only=True, tag="execution_released"):
+    """An operator ends the halt that a parked entry caused."""
+
+    reason: str
+
+
+AnyEntry = (
+    ExecutionCreated
+    | StepSubmitted
+    | StepCompleted
+    | StepFailed
+    | HeartbeatReceived
+    | ExecutionCompleted
+    | ExecutionFailed
+    | ExecutionCancelled
+    | DispatchClaimed
+    | DispatchDelivered
+    | DispatchFailed
+    | LeaseExpired
+    | DeadlinePassed
+    | AgentMissing
+    | ExecutionReleased
+)
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(AnyEntry)
+
+
+class _Versions(msgspec.Struct, frozen=True):
+    schema: int
+    rules: int
+
+
+_versions = msgspec.json.Decoder(_Versions)
+
+
+def encode_entry(entry: AnyEntry) -> bytes:
+    """Return the bytes of the entry as the log keeps them."""
+    return _encoder.encode(entry)
+
+
+def decode_entry(payload: bytes) -> AnyEntry:
+    """Return the entry; raises msgspec.DecodeError on anything that is not one."""
+    return _decoder.decode(payload)
+
+
+def is_known_version(payload: bytes) -> bool:
+    """Whether this build can fold the entry; raises msgspec.DecodeError where no version can be read."""
+    found = _versions.decode(payload)
+    return found.schema in KNOWN_SCHEMAS and found.rules in KNOWN_RULES

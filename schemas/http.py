@@ -1,0 +1,108 @@
+"""Bodies of HTTP answers, as the wire spells them. Times are RFC 3339 in UTC with microseconds and `Z`."""
+
+from datetime import UTC, datetime
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from schemas.bodies import Usage
+
+NULL = Raw(b"null")
+
+
+class Execution(msgspec.Struct, frozen=True, omit_defaults=False):
+    id: str
+    agent_id: str
+    created_by: str
+    input: Raw
+    status: str
+    output: Raw
+    failure_reason: str
+    usage: Usage
+    created_at: str
+    updated_at: str
+    deadline_at: str | UnsetType = UNSET
+    completed_at: str | UnsetType = UNSET
+    idempotency_key: str | UnsetType = UNSET
+    session: str = ""
+    parent_execution_id: None = None
+    forked_from: None = None
+    fork_seq: int = 0
+    spawned_by: None = None
+    restoration: None = None
+    on_behalf_of: str = ""
+    subject_groups: tuple[str, ...] = ()
+
+
+class ExecutionPage(msgspec.Struct, frozen=True):
+    executions: tuple[Raw, ...]
+    next_cursor: str | UnsetType = UNSET
+
+
+class Step(msgspec.Struct, frozen=True):
+    step_id: str
+    execution_id: str
+    kind: str
+    target: str
+    args_hash: str
+    occurrence: int
+    status: str
+    idempotency: str
+    args: Raw
+    result: Raw
+    error: Raw
+    usage: Usage | None
+    rule_id: str
+    policy_version: int
+    started_at: str | UnsetType = UNSET
+    completed_at: str | UnsetType = UNSET
+
+
+class StepDecision(msgspec.Struct, frozen=True):
+    decision: str
+    step_id: str | UnsetType = UNSET
+    result: Raw | UnsetType = UNSET
+    error: Raw | UnsetType = UNSET
+    approval_id: str | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    rule_id: str | UnsetType = UNSET
+    resources: tuple[()] = ()
+
+
+class OutcomeDecision(msgspec.Struct, frozen=True):
+    decision: str
+    result: Raw | UnsetType = UNSET
+    error: Raw | UnsetType = UNSET
+
+
+class Agent(msgspec.Struct, frozen=True):
+    id: str
+    webhook_url: str
+    require_v1: bool
+    max_concurrency: int
+    policy_version: int
+    description: str | None
+    input_schema: Raw
+    output_schema: Raw
+    registered_at: str
+    updated_at: str
+
+
+class ErrorEnvelope(msgspec.Struct, frozen=True):
+    code: str
+    message: str
+    details: dict[str, str] | UnsetType = UNSET
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode_http(body: object) -> bytes:
+    """Return the JSON bytes of an answer's body."""
+    return _encoder.encode(body)
+
+
+def rfc3339(at: int) -> str:
+    """Return unix microseconds as RFC 3339 in UTC, always with six decimals."""
+    seconds, micros = divmod(at, 1_000_000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{micros:06d}Z"

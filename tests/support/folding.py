@@ -1,0 +1,336 @@
+"""A log held in a list and the fold over it: given entries, when one more, then its answer, events and state.
+
+Records are plain dicts, so nothing here can hide what the fold forgot to write.
+"""
+
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Raw
+
+from kernel.domain.canonical import args_hash
+from kernel.domain.fold import Folded, Position, fold
+from kernel.domain.identity import body_digest, request_key_digest
+from kernel.domain.json_values import read_value
+from schemas.answers import AnyAnswer
+from schemas.bodies import Usage
+from schemas.entries import (
+    AgentMissing,
+    AnyEntry,
+    DeadlinePassed,
+    DispatchClaimed,
+    DispatchDelivered,
+    DispatchFailed,
+    ExecutionCancelled,
+    ExecutionCompleted,
+    ExecutionCreated,
+    ExecutionFailed,
+    ExecutionReleased,
+    HeartbeatReceived,
+    Lease,
+    LeaseExpired,
+    Limits,
+    Outcome,
+    RequestKey,
+    StepCompleted,
+    StepFailed,
+    StepSubmitted,
+    Verdict,
+    encode_entry,
+)
+from schemas.events import EventRecord
+from schemas.ids import uuid7_from
+from schemas.records import CallCounter, CreateKeyRecord, Header, KeyRecord, StepRecord
+
+START = 1_760_000_000_000_000
+SECOND = 1_000_000
+LIMITS = Limits(
+    attempts_max=5,
+    lease_ms=120_000,
+    unacknowledged_lease_ms=45_000,
+    base_delay_ms=1000,
+    delay_max_ms=30_000,
+    unreachable_ms=300_000,
+)
+ALLOW = Verdict(decision="allow", rule_id="permissive", policy_version=0)
+
+
+def uuid_number(number: int) -> str:
+    """Return a valid UUIDv7 that differs for every number."""
+    return uuid7_from(1_760_000_000_000 + number, number.to_bytes(10, "big"))
+
+
+EXECUTION = uuid_number(1)
+DISPATCH = uuid_number(2)
+
+
+def raw(value: Any) -> Raw:
+    return Raw(json.dumps(value).encode())
+
+
+def hash_of(args: Any) -> str:
+    return args_hash(read_value(json.dumps(args).encode()).canonical)
+
+
+def request_key(key: str, request: Any) -> RequestKey:
+    return RequestKey(key=request_key_digest(key), request=body_digest("POST", "/", json.dumps(request).encode()))
+
+
+def result_of(step_id: str, value: Any, usage: Usage | None = None) -> Outcome:
+    return Outcome(step_id=step_id, result=raw(value), usage=usage)
+
+
+def error_of(step_id: str, value: Any) -> Outcome:
+    return Outcome(step_id=step_id, error=raw(value))
+
+
+class DictRecords:
+    """Everything the fold ever wrote, by kind."""
+
+    def __init__(self) -> None:
+        self.steps: dict[str, StepRecord] = {}
+        self.counters: dict[bytes, CallCounter] = {}
+        self.keys: dict[bytes, KeyRecord] = {}
+        self.dispatches: set[str] = set()
+        self.create_keys: dict[tuple[str, bytes], CreateKeyRecord] = {}
+
+    def step(self, step_id: str) -> StepRecord | None:
+        return self.steps.get(step_id)
+
+    def counter(self, call_digest: bytes) -> CallCounter | None:
+        return self.counters.get(call_digest)
+
+    def key(self, key_digest: bytes) -> KeyRecord | None:
+        return self.keys.get(key_digest)
+
+    def has_dispatch(self, dispatch_id: str) -> bool:
+        return dispatch_id in self.dispatches
+
+    def create_key(self, tenant: str, key_digest: bytes) -> CreateKeyRecord | None:
+        return self.create_keys.get((tenant, key_digest))
+
+
+class ListLog:
+    """One execution's entries in a list; time stands still until told to pass."""
+
+    def __init__(self) -> None:
+        self.now = START
+        self.header: Header | None = None
+        self.records = DictRecords()
+        self.events: list[EventRecord] = []
+        self.entries: list[tuple[AnyEntry, Position]] = []
+        self._ids = itertools.count(1000)
+
+    # ------------------------------------------------------------ when
+
+    def append(self, entry: AnyEntry, *, is_repeated: bool = False, stored_at: int | None = None) -> AnyAnswer | None:
+        """Fold one more entry and return its answer."""
+        position = Position(
+            seq=len(self.entries) + 1,
+            stored_at=self.now if stored_at is None else stored_at,
+            payload=encode_entry(entry),
+            is_repeated=is_repeated,
+        )
+        self.entries.append((entry, position))
+        folded = fold(self.header, self.records, entry, position)
+        self.take(folded, entry.tenant)
+        return folded.answer
+
+    def take(self, folded: Folded, tenant: str) -> None:
+        if folded.header is not None:
+            self.header = folded.header
+        self.events.extend(folded.events)
+        self.records.steps.update(folded.steps)
+        self.records.counters.update(folded.counters)
+        self.records.keys.update(folded.keys)
+        self.records.dispatches.update(folded.dispatches)
+        if folded.create_key is not None:
+            digest, record = folded.create_key
+            self.records.create_keys[tenant, digest] = record
+
+    def stamp(self, execution_id: str = EXECUTION, *, is_system: bool = False) -> dict[str, Any]:
+        return {
+            "id": uuid_number(next(self._ids)),
+            "tenant": "default",
+            "execution_id": execution_id,
+            "at": self.now,
+            "expires": None if is_system else self.now + 24 * SECOND,
+        }
+
+    def create(self, execution_id: str = EXECUTION, *, limits: Limits = LIMITS, **more: Any) -> AnyAnswer | None:
+        fields: dict[str, Any] = {
+            "agent_id": "agent",
+            "created_by": "api",
+            "input": raw(None),
+            "dispatch_id": DISPATCH,
+            "limits": limits,
+            "deadline_at": None,
+            "life_ends_at": self.now + 30 * 86_400 * SECOND,
+        }
+        return self.append(ExecutionCreated(**self.stamp(execution_id), **(fields | more)))
+
+    def claim(self, attempt: int | None = None, dispatch_id: str | None = None, by: str = "dispatcher"):
+        dispatch = self.live_header.dispatch
+        lease = Lease(dispatch_id or dispatch.dispatch_id, dispatch.next_attempt if attempt is None else attempt)
+        return self.append(DispatchClaimed(**self.stamp(is_system=True), lease=lease, claimed_by=by))
+
+    def delivered(self, lease: Lease | None = None):
+        return self.append(DispatchDelivered(**self.stamp(is_system=True), lease=lease or self.lease))
+
+    def delivery_failed(self, reason: str, lease: Lease | None = None, jitter: int = 0, retry_after_ms: int = 0):
+        return self.append(
+            DispatchFailed(
+                **self.stamp(is_system=True),
+                lease=lease or self.lease,
+                reason=reason,
+                jitter_permille=jitter,
+                retry_after_ms=retry_after_ms,
+            )
+        )
+
+    def expire(self, lease: Lease | None = None, renewed_seq: int | None = None):
+        seq = self.live_header.renewed_seq if renewed_seq is None else renewed_seq
+        return self.append(LeaseExpired(**self.stamp(is_system=True), lease=lease or self.lease, renewed_seq=seq))
+
+    def submit(
+        self,
+        target: str = "tool",
+        args: Any = None,
+        *,
+        lease: Lease | None = None,
+        kind: Any = "tool_call",
+        idempotency: Any = "safe_to_retry",
+        settle: Sequence[Outcome] = (),
+        key: str = "",
+        verdict: Verdict = ALLOW,
+    ):
+        return self.append(
+            StepSubmitted(
+                **self.stamp(),
+                lease=lease or self.lease,
+                kind=kind,
+                target=target,
+                args=raw(args),
+                args_hash=hash_of(args),
+                idempotency=idempotency,
+                verdict=verdict,
+                settle=tuple(settle),
+                key=request_key(key, [kind, target, args]) if key else None,
+            )
+        )
+
+    def complete_step(
+        self, step_id: str, result: Any = None, *, lease: Lease | None = None, key: str = "", usage: Usage | None = None
+    ):
+        return self.append(
+            StepCompleted(
+                **self.stamp(),
+                lease=lease or self.lease,
+                step_id=step_id,
+                result=raw(result),
+                usage=usage,
+                key=request_key(key, [step_id, result]) if key else None,
+            )
+        )
+
+    def fail_step(self, step_id: str, error: Any, *, lease: Lease | None = None, key: str = ""):
+        return self.append(
+            StepFailed(
+                **self.stamp(),
+                lease=lease or self.lease,
+                step_id=step_id,
+                error=raw(error),
+                key=request_key(key, [step_id, error]) if key else None,
+            )
+        )
+
+    def heartbeat(self, lease: Lease | None = None):
+        return self.append(HeartbeatReceived(**self.stamp(), lease=lease or self.lease))
+
+    def complete(
+        self, output: Any = None, *, lease: Lease | None = None, settle: Sequence[Outcome] = (), key: str = "", **more
+    ):
+        return self.append(
+            ExecutionCompleted(
+                **self.stamp(),
+                lease=lease or self.lease,
+                output=raw(output),
+                settle=tuple(settle),
+                key=request_key(key, output) if key else None,
+                **more,
+            )
+        )
+
+    def fail(self, error: str = "broken", *, lease: Lease | None = None, settle: Sequence[Outcome] = (), key: str = ""):
+        return self.append(
+            ExecutionFailed(
+                **self.stamp(),
+                lease=lease or self.lease,
+                error=error,
+                settle=tuple(settle),
+                key=request_key(key, error) if key else None,
+            )
+        )
+
+    def cancel(self):
+        return self.append(ExecutionCancelled(**self.stamp(), cancelled_by="api"))
+
+    def deadline(self, due_at: int):
+        return self.append(DeadlinePassed(**self.stamp(is_system=True), due_at=due_at))
+
+    def agent_missing(self, dispatch_id: str = DISPATCH):
+        return self.append(AgentMissing(**self.stamp(is_system=True), dispatch_id=dispatch_id))
+
+    def release(self):
+        return self.append(ExecutionReleased(**self.stamp(is_system=True), reason="looked at"))
+
+    def later(self, seconds: float) -> None:
+        self.now += int(seconds * SECOND)
+
+    def next_attempt(self) -> None:
+        """Let the lease run out and the next attempt be claimed."""
+        self.expire()
+        self.claim()
+
+    # ------------------------------------------------------------ then
+
+    @property
+    def live_header(self) -> Header:
+        assert self.header is not None
+        return self.header
+
+    @property
+    def lease(self) -> Lease:
+        assert self.live_header.lease is not None
+        return self.live_header.lease
+
+    @property
+    def event_types(self) -> list[str]:
+        return [event.type for event in self.events]
+
+    def new_events(self, since: int) -> list[str]:
+        return self.event_types[since:]
+
+    @property
+    def field_count(self) -> int:
+        """Fields the execution's hash must have, counted from what was written."""
+        records = self.records
+        return (
+            1
+            + 2 * len(records.steps)
+            + len(records.counters)
+            + len(records.keys)
+            + len(records.dispatches)
+            + len(self.events)
+            + self.live_header.entry_count
+        )
+
+
+def started(**more: Any) -> ListLog:
+    """Return a log in which an execution was created and its first attempt claimed."""
+    log = ListLog()
+    log.create(**more)
+    log.claim()
+    return log
