@@ -5,7 +5,7 @@ Records are plain dicts, so nothing here can hide what the fold forgot to write.
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msgspec import Raw
@@ -14,7 +14,6 @@ from kernel.domain.canonical import args_hash
 from kernel.domain.fold import Folded, Position, fold
 from kernel.domain.identity import body_digest, request_key_digest
 from kernel.domain.json_values import read_value
-from schemas.answers import AnyAnswer
 from schemas.bodies import Usage
 from schemas.entries import (
     AgentMissing,
@@ -40,7 +39,6 @@ from schemas.entries import (
     Verdict,
     encode_entry,
 )
-from schemas.events import EventRecord
 from schemas.ids import uuid7_from
 from schemas.records import CallCounter, CreateKeyRecord, Header, KeyRecord, StepRecord
 
@@ -90,7 +88,7 @@ class DictRecords:
     """Everything the fold ever wrote, by kind."""
 
     def __init__(self) -> None:
-        self.steps: dict[str, StepRecord] = {}
+        self.steps: dict[str, Any] = {}
         self.counters: dict[bytes, CallCounter] = {}
         self.keys: dict[bytes, KeyRecord] = {}
         self.dispatches: set[str] = set()
@@ -115,20 +113,22 @@ class DictRecords:
 class ListLog:
     """One execution's entries in a list; time stands still until told to pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, sequences: Iterator[int] | None = None, *, ids_from: int = 1000) -> None:
+        self.sequences = itertools.count(1) if sequences is None else sequences
         self.now = START
+        self.execution_id = EXECUTION
         self.header: Header | None = None
         self.records = DictRecords()
-        self.events: list[EventRecord] = []
+        self.events: list[Any] = []
         self.entries: list[tuple[AnyEntry, Position]] = []
-        self._ids = itertools.count(1000)
+        self._ids = itertools.count(ids_from)
 
     # ------------------------------------------------------------ when
 
-    def append(self, entry: AnyEntry, *, is_repeated: bool = False, stored_at: int | None = None) -> AnyAnswer | None:
+    def append(self, entry: AnyEntry, *, is_repeated: bool = False, stored_at: int | None = None) -> Any:
         """Fold one more entry and return its answer."""
         position = Position(
-            seq=len(self.entries) + 1,
+            seq=next(self.sequences),
             stored_at=self.now if stored_at is None else stored_at,
             payload=encode_entry(entry),
             is_repeated=is_repeated,
@@ -150,16 +150,16 @@ class ListLog:
             digest, record = folded.create_key
             self.records.create_keys[tenant, digest] = record
 
-    def stamp(self, execution_id: str = EXECUTION, *, is_system: bool = False) -> dict[str, Any]:
+    def stamp(self, *, is_system: bool = False) -> dict[str, Any]:
         return {
             "id": uuid_number(next(self._ids)),
             "tenant": "default",
-            "execution_id": execution_id,
+            "execution_id": self.execution_id,
             "at": self.now,
             "expires": None if is_system else self.now + 24 * SECOND,
         }
 
-    def create(self, execution_id: str = EXECUTION, *, limits: Limits = LIMITS, **more: Any) -> AnyAnswer | None:
+    def create(self, *, limits: Limits = LIMITS, **more: Any) -> Any:
         fields: dict[str, Any] = {
             "agent_id": "agent",
             "created_by": "api",
@@ -169,17 +169,17 @@ class ListLog:
             "deadline_at": None,
             "life_ends_at": self.now + 30 * 86_400 * SECOND,
         }
-        return self.append(ExecutionCreated(**self.stamp(execution_id), **(fields | more)))
+        return self.append(ExecutionCreated(**self.stamp(), **(fields | more)))
 
-    def claim(self, attempt: int | None = None, dispatch_id: str | None = None, by: str = "dispatcher"):
+    def claim(self, attempt: int | None = None, dispatch_id: str | None = None, by: str = "dispatcher") -> Any:
         dispatch = self.live_header.dispatch
         lease = Lease(dispatch_id or dispatch.dispatch_id, dispatch.next_attempt if attempt is None else attempt)
         return self.append(DispatchClaimed(**self.stamp(is_system=True), lease=lease, claimed_by=by))
 
-    def delivered(self, lease: Lease | None = None):
+    def delivered(self, lease: Lease | None = None) -> Any:
         return self.append(DispatchDelivered(**self.stamp(is_system=True), lease=lease or self.lease))
 
-    def delivery_failed(self, reason: str, lease: Lease | None = None, jitter: int = 0, retry_after_ms: int = 0):
+    def delivery_failed(self, reason: str, lease: Lease | None = None, jitter: int = 0, retry_after_ms: int = 0) -> Any:
         return self.append(
             DispatchFailed(
                 **self.stamp(is_system=True),
@@ -190,7 +190,7 @@ class ListLog:
             )
         )
 
-    def expire(self, lease: Lease | None = None, renewed_seq: int | None = None):
+    def expire(self, lease: Lease | None = None, renewed_seq: int | None = None) -> Any:
         seq = self.live_header.renewed_seq if renewed_seq is None else renewed_seq
         return self.append(LeaseExpired(**self.stamp(is_system=True), lease=lease or self.lease, renewed_seq=seq))
 
@@ -205,7 +205,7 @@ class ListLog:
         settle: Sequence[Outcome] = (),
         key: str = "",
         verdict: Verdict = ALLOW,
-    ):
+    ) -> Any:
         return self.append(
             StepSubmitted(
                 **self.stamp(),
@@ -223,7 +223,7 @@ class ListLog:
 
     def complete_step(
         self, step_id: str, result: Any = None, *, lease: Lease | None = None, key: str = "", usage: Usage | None = None
-    ):
+    ) -> Any:
         return self.append(
             StepCompleted(
                 **self.stamp(),
@@ -235,7 +235,7 @@ class ListLog:
             )
         )
 
-    def fail_step(self, step_id: str, error: Any, *, lease: Lease | None = None, key: str = ""):
+    def fail_step(self, step_id: str, error: Any, *, lease: Lease | None = None, key: str = "") -> Any:
         return self.append(
             StepFailed(
                 **self.stamp(),
@@ -246,12 +246,18 @@ class ListLog:
             )
         )
 
-    def heartbeat(self, lease: Lease | None = None):
+    def heartbeat(self, lease: Lease | None = None) -> Any:
         return self.append(HeartbeatReceived(**self.stamp(), lease=lease or self.lease))
 
     def complete(
-        self, output: Any = None, *, lease: Lease | None = None, settle: Sequence[Outcome] = (), key: str = "", **more
-    ):
+        self,
+        output: Any = None,
+        *,
+        lease: Lease | None = None,
+        settle: Sequence[Outcome] = (),
+        key: str = "",
+        **more: Any,
+    ) -> Any:
         return self.append(
             ExecutionCompleted(
                 **self.stamp(),
@@ -263,7 +269,9 @@ class ListLog:
             )
         )
 
-    def fail(self, error: str = "broken", *, lease: Lease | None = None, settle: Sequence[Outcome] = (), key: str = ""):
+    def fail(
+        self, error: str = "broken", *, lease: Lease | None = None, settle: Sequence[Outcome] = (), key: str = ""
+    ) -> Any:
         return self.append(
             ExecutionFailed(
                 **self.stamp(),
@@ -274,16 +282,16 @@ class ListLog:
             )
         )
 
-    def cancel(self):
+    def cancel(self) -> Any:
         return self.append(ExecutionCancelled(**self.stamp(), cancelled_by="api"))
 
-    def deadline(self, due_at: int):
+    def deadline(self, due_at: int) -> Any:
         return self.append(DeadlinePassed(**self.stamp(is_system=True), due_at=due_at))
 
-    def agent_missing(self, dispatch_id: str = DISPATCH):
+    def agent_missing(self, dispatch_id: str = DISPATCH) -> Any:
         return self.append(AgentMissing(**self.stamp(is_system=True), dispatch_id=dispatch_id))
 
-    def release(self):
+    def release(self) -> Any:
         return self.append(ExecutionReleased(**self.stamp(is_system=True), reason="looked at"))
 
     def later(self, seconds: float) -> None:
@@ -297,7 +305,7 @@ class ListLog:
     # ------------------------------------------------------------ then
 
     @property
-    def live_header(self) -> Header:
+    def live_header(self) -> Any:
         assert self.header is not None
         return self.header
 

@@ -1,0 +1,5 @@
+"""Free ports for what the tests start."""
+
+from kernel.embedded import free_port
+
+__all__ = ["free_port"]
