@@ -14,8 +14,6 @@ from schemas.records import Header
 
 T = TypeVar("T")
 
-# ---------------------------------------------------------------- log
-
 
 class Outgoing(msgspec.Struct, frozen=True):
     """One entry on its way into a shard. `reply_to` names the process that waits for the answer, or is empty."""
@@ -142,9 +140,6 @@ class ControlLog(Protocol):
         ...
 
 
-# ---------------------------------------------------------------- wake-ups
-
-
 class Subscription(Protocol):
     async def close(self) -> None: ...
 
@@ -177,9 +172,6 @@ def changes_channel(shard: int) -> str:
     The payload is a msgpack list of execution ids, one message a batch.
     """
     return f"changes.{shard}"
-
-
-# ---------------------------------------------------------------- view: the projector's side
 
 
 class Watermark(msgspec.Struct, frozen=True, gc=False):
@@ -308,8 +300,6 @@ class ProjectorView(Protocol):
         ...
 
 
-# ---------------------------------------------------------------- view: the dispatcher's side
-
 DutyKind = Literal["delivery", "lease", "deadline"]
 
 
@@ -343,9 +333,6 @@ class DispatcherView(Protocol):
     async def defer(self, shard: int, items: Sequence[DueItem], *, delay_ms: int) -> None:
         """Give items back, due again after the delay."""
         ...
-
-
-# ---------------------------------------------------------------- view: the door's side
 
 
 class Seen(msgspec.Struct, Generic[T], frozen=True):

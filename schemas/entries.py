@@ -124,7 +124,7 @@ class HeartbeatReceived(Entry, frozen=True, kw_only=True, tag="heartbeat_receive
 class ExecutionCompleted(Entry, frozen=True, kw_only=True, tag="execution_completed"):
     lease: Lease
     output: Raw
-    state: Raw | None = None
+    state: Raw | UnsetType = UNSET
     settle: tuple[Outcome, ...] = ()
     key: RequestKey | None = None
 

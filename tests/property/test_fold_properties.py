@@ -11,6 +11,7 @@ from kernel.domain.identity import step_id
 from schemas.answers import Decided, Recorded, Refusal
 from schemas.entries import Lease
 from schemas.events import TERMINAL_EXECUTION, TERMINAL_STEP
+from schemas.records import Header
 from tests.support.folding import DISPATCH, EXECUTION, ListLog, hash_of, result_of
 
 CALLS = st.sampled_from([("tool", 1), ("tool", 2), ("pay", 1)])
@@ -151,7 +152,7 @@ class Interleavings(RuleBasedStateMachine):
         assert body is not None, "an acknowledged outcome is not recorded"
         return json.loads(body.json)
 
-    def note_outcome(self, answer: object, step: str, before: object, staleness: int) -> None:
+    def note_outcome(self, answer: object, step: str, before: Header, staleness: int) -> None:
         if isinstance(answer, Refusal):
             self.assert_no_trace(before)
             return
@@ -166,7 +167,7 @@ class Interleavings(RuleBasedStateMachine):
     def assert_lease_was_current(self, staleness: int, *, is_terminal: bool, is_replayed: bool) -> None:
         assert staleness == 0 or is_terminal or is_replayed, "G3: a lease that is not the current one was accepted"
 
-    def assert_no_trace(self, before: object) -> None:
+    def assert_no_trace(self, before: Header) -> None:
         after = copy.copy(self.log.live_header)
         for name in ("chain", "entry_count", "field_count", "last_seq"):
             setattr(after, name, getattr(before, name))

@@ -1,5 +1,7 @@
 """Creation and end of executions."""
 
+from msgspec import UNSET
+
 from kernel.domain.fold.dispatches import check_lease
 from kernel.domain.fold.draft import Draft, Position, Records
 from kernel.domain.fold.endings import cancel, complete, fail
@@ -72,7 +74,7 @@ def on_ended_by_agent(draft: Draft, entry: ExecutionCompleted | ExecutionFailed)
     if refusal is not None:
         return refusal
     if isinstance(entry, ExecutionCompleted):
-        state = None if entry.state is None else draft.body(bytes(entry.state), "state")
+        state = None if entry.state is UNSET else draft.body(bytes(entry.state), "state")
         complete(draft, output=draft.body(bytes(entry.output), "output"), state=state)
     else:
         fail(draft, entry.error)

@@ -230,7 +230,7 @@ def test_heartbeats_of_other_leases_are_refused():
 def test_a_retired_dispatch_is_heard_but_not_renewed():
     log = started()
     log.heartbeat()
-    log.header.dispatch = replace(log.live_header.dispatch, state="retired")
+    log.live_header.dispatch = replace(log.live_header.dispatch, state="retired")
     renewed = log.live_header.renewed_seq
     assert log.heartbeat() == Done()
     assert log.live_header.renewed_seq == renewed
@@ -240,7 +240,7 @@ def test_a_retired_dispatch_is_heard_but_not_renewed():
 def test_a_lease_of_an_older_dispatch_is_heard_but_not_renewed():
     log = started()
     log.heartbeat()
-    log.header.dispatch = replace(log.live_header.dispatch, dispatch_id=uuid_number(3), state="due", attempt=0)
+    log.live_header.dispatch = replace(log.live_header.dispatch, dispatch_id=uuid_number(3), state="due", attempt=0)
     renewed = log.live_header.renewed_seq
     assert log.heartbeat() == Done()
     assert log.live_header.renewed_seq == renewed

@@ -127,7 +127,7 @@ def test_a_terminal_execution_never_changes(end: str, then: str):
 
 
 @pytest.mark.parametrize(
-    "lease, code", [(Lease(DISPATCH, 2), "lease_superseded"), (Lease(EXECUTION, 1), "validation_error")]
+    ("lease", "code"), [(Lease(DISPATCH, 2), "lease_superseded"), (Lease(EXECUTION, 1), "validation_error")]
 )
 def test_only_the_current_lease_ends_an_execution(lease: Lease, code: str):
     log = started()

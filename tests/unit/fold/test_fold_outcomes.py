@@ -29,6 +29,7 @@ def test_an_outcome_is_recorded_once_and_the_first_stays():
     assert isinstance(second, Recorded)
     assert isinstance(third, Recorded)
     assert (second.decision, third.decision) == ("replay", "replay")
+    assert third.result is not None
     assert json.loads(third.result.json) == 1
     assert third.error is None
     assert log.new_events(before) == ["step.succeeded"]
@@ -71,7 +72,7 @@ def test_a_terminal_execution_takes_no_outcome():
 
 
 @pytest.mark.parametrize(
-    "lease, code", [(Lease(DISPATCH, 2), "lease_superseded"), (Lease(EXECUTION, 1), "validation_error")]
+    ("lease", "code"), [(Lease(DISPATCH, 2), "lease_superseded"), (Lease(EXECUTION, 1), "validation_error")]
 )
 def test_an_outcome_needs_the_current_lease(lease: Lease, code: str):
     log = started()
@@ -119,6 +120,8 @@ def test_a_remembered_proceed_is_never_said_again_once_the_step_has_ended():
     assert isinstance(again, Decided)
     assert isinstance(failed, Decided)
     assert (again.decision, again.step_id, again.is_replayed) == ("replay", step, True)
+    assert again.result is not None
+    assert failed.error is not None
     assert json.loads(again.result.json) == "done"
     assert json.loads(failed.error.json) == {"message": "no"}
 
@@ -160,9 +163,9 @@ def test_outcomes_and_ends_remember_their_keys():
 
 def test_terminal_and_blocked_decisions_bind_no_key():
     log = started()
-    log.header.status = "blocked"
+    log.live_header.status = "blocked"
     assert log.submit("tool", 1, key="k") == Decided("execution_blocked")
-    log.header.status = "running"
+    log.live_header.status = "running"
     fresh = log.submit("tool", 1, key="k")
     assert isinstance(fresh, Decided)
     assert (fresh.decision, fresh.is_replayed) == ("proceed", False)

@@ -3,13 +3,13 @@
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from kernel.domain.errors import InvariantBroken
 from kernel.domain.fold.steps import OPEN_STEPS_MAX
 from kernel.domain.identity import step_id
 from schemas.answers import Decided, Refusal
 from schemas.entries import Lease, Verdict
-from schemas.records import StepRecord
 from tests.support.folding import DISPATCH, EXECUTION, ListLog, error_of, hash_of, result_of, started, uuid_number
 
 
@@ -88,7 +88,7 @@ def test_an_orphan_that_may_be_repeated_proceeds_without_an_event():
 
 
 @pytest.mark.parametrize(
-    "recorded, resubmitted",
+    ("recorded", "resubmitted"),
     [("at_most_once", "at_most_once"), ("at_most_once", "safe_to_retry"), ("safe_to_retry", "at_most_once")],
 )
 def test_an_orphan_in_the_stricter_mode_is_indeterminate(recorded: str, resubmitted: str):
@@ -194,7 +194,7 @@ def test_a_blocked_execution_takes_no_new_step_and_counts_nothing():
     log = started()
     known = decided(log.submit("tool", 1))
     log.next_attempt()
-    log.header.status = "blocked"
+    log.live_header.status = "blocked"
     before = len(log.events)
 
     fresh = decided(log.submit("tool", 2))
@@ -210,8 +210,8 @@ def test_steps_that_wait_for_or_have_an_approval_answer_as_they_stand():
     waiting, allowed = (decided(log.submit("tool", n)).step_id for n in (1, 2))
     log.next_attempt()
     put = log.records.steps
-    put[waiting] = StepRecord(**(fields(put[waiting]) | {"status": "awaiting_approval", "approval_id": "a"}))
-    put[allowed] = StepRecord(**(fields(put[allowed]) | {"status": "allowed", "idempotency": "at_most_once"}))
+    put[waiting] = replace(put[waiting], status="awaiting_approval", approval_id="a")
+    put[allowed] = replace(put[allowed], status="allowed", idempotency="at_most_once")
     log.heartbeat()
     before = len(log.events)
 
@@ -220,15 +220,11 @@ def test_steps_that_wait_for_or_have_an_approval_answer_as_they_stand():
     assert log.new_events(before) == ["step.executing"]
 
 
-def fields(step: StepRecord) -> dict[str, object]:
-    return {name: getattr(step, name) for name in step.__struct_fields__}
-
-
 def test_a_cancelled_step_in_a_live_execution_is_a_contradiction():
     log = started()
     step = decided(log.submit()).step_id
     log.next_attempt()
-    log.records.steps[step] = StepRecord(**(fields(log.records.steps[step]) | {"status": "cancelled"}))
+    log.records.steps[step] = replace(log.records.steps[step], status="cancelled")
     with pytest.raises(InvariantBroken):
         log.submit()
 
@@ -278,7 +274,7 @@ def test_one_bad_item_of_settle_applies_nothing_at_all(case: str):
     one, two = (decided(log.submit("tool", n)).step_id for n in (1, 2))
     bad = "0" * 64
     if case == "not executing":
-        log.records.steps[two] = StepRecord(**(fields(log.records.steps[two]) | {"status": "allowed"}))
+        log.records.steps[two] = replace(log.records.steps[two], status="allowed")
         bad = two
     before = log.live_header
 
