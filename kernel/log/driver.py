@@ -1,0 +1,157 @@
+"""All that is known here of the inside of nats-py: one connection, used once and never reconnected.
+
+Measured against callbacks in tasks: handing messages over inside the read loop saves a task switch a message, and no
+queue is left between that could overflow and drop.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from nats.aio.client import Client
+from nats.aio.subscription import Subscription
+from nats.errors import Error as DriverError
+
+__all__ = ["Delivery", "Driver", "DriverError", "Heard"]
+
+T = TypeVar("T")
+
+_NO_HEADERS: Mapping[str, str] = {}
+
+_log = logging.getLogger(__name__)
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """One message as it came from the broker."""
+
+    subject: str
+    reply: str
+    data: bytes
+    headers: Mapping[str, str]
+
+    @property
+    def status(self) -> str:
+        """The broker's own word, such as `404` or `503`; empty on what a client published."""
+        return self.headers.get("Status", "")
+
+
+Heard = Callable[[Delivery], None]
+
+
+class Driver(Client):
+    """One connection of nats-py, whose subscriptions are heard inside its read loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._heard: dict[int, Heard] = {}
+
+    async def open(
+        self,
+        servers: list[str],
+        *,
+        name: str,
+        try_seconds: float,
+        ping_seconds: int,
+        pings_unanswered_max: int,
+        ended: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Connect, or raise DriverError, OSError or TimeoutError.
+
+        The driver's own reconnection is switched off: it would send what was buffered in the outage, it waits for the
+        socket of a dead peer to empty, and after some of the broker's errors it gives up for good.
+        """
+        await self.connect(
+            servers,
+            name=name,
+            allow_reconnect=False,
+            max_reconnect_attempts=1,
+            reconnect_time_wait=0,
+            connect_timeout=max(1, round(try_seconds)),
+            ping_interval=ping_seconds,
+            max_outstanding_pings=pings_unanswered_max,
+            # Nothing is buffered unconnected, and without a limit here a publish never waits: the bound is ours.
+            pending_size=0,
+            flusher_queue_size=0,
+            skip_subject_validation=True,
+            error_cb=_note_error,
+            closed_cb=ended,
+        )
+
+    def publish_now(self, subject: str, payload: bytes, *, reply: str, headers: dict[str, str] | None) -> None:
+        """Put a message on its way without waiting. Raises DriverError where nothing was sent.
+
+        `publish` is a coroutine that, set up as above, does not wait. Should it ever do, part of the message may be
+        gone: the connection is given up, and the message counts as sent and never answered.
+        """
+        try:
+            _run_at_once(self.publish(subject, payload, reply=reply, headers=headers))
+        except (_Waits, OSError):
+            self.abort()
+
+    def hear(self, subject: str, heard: Heard, *, group: str) -> Subscription:
+        """Subscribe; `heard` is called in the read loop and must be quick. Raises DriverError."""
+        try:
+            # The driver leaves the type of a parameter open that is not used here.
+            subscribing = self.subscribe(subject, queue=group)  # pyright: ignore[reportUnknownMemberType] - see above
+            subscription = _run_at_once(subscribing)
+        except (_Waits, OSError) as error:
+            self.abort()
+            raise DriverError("the subscription was not written") from error
+        self._heard[_id_of(subscription)] = heard
+        return subscription
+
+    def unhear(self, subscription: Subscription) -> None:
+        """End a subscription; what arrives from now on is dropped."""
+        self._heard.pop(_id_of(subscription), None)
+        if not self.is_connected:
+            return
+        try:
+            _run_at_once(subscription.unsubscribe())
+        except (_Waits, OSError, DriverError):
+            self.abort()
+
+    def abort(self) -> None:
+        """Drop the socket with whatever waits in it. The read loop then finds its end and cleans up.
+
+        A peer that has stopped reading would hold an orderly close for as long as it likes.
+        """
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+
+    def _build_message(  # pyright: ignore[reportIncompatibleMethodOverride] - the caller drops what is None
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> None:
+        """Called by the read loop for every message of a live subscription, in order, with parsed headers."""
+        heard = self._heard.get(sid)
+        if heard is None:
+            return
+        try:
+            heard(Delivery(subject.decode(), reply.decode(), data, headers or _NO_HEADERS))
+        except Exception:  # noqa: BLE001 - the top of the loop, see below
+            # The top of the loop: whatever a listener does, the connection and its neighbours go on.
+            _log.exception("a listener failed on a message for %r", subject)
+
+
+class _Waits(Exception):
+    """A coroutine that was to run at once has waited."""
+
+
+def _run_at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that does not wait, outside any task."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    coroutine.close()
+    raise _Waits
+
+
+def _id_of(subscription: Subscription) -> int:
+    return subscription._id  # pyright: ignore[reportPrivateUsage] - the read loop names subscriptions by it
+
+
+async def _note_error(error: Exception) -> None:
+    """The driver's errors are told by the connection when they end it."""
+    _log.debug("nats-py reports %r", error)

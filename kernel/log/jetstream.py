@@ -1,0 +1,107 @@
+"""The log on NATS JetStream: one stream a shard and the control stream, over one connection."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Self
+
+from kernel.domain.errors import InvariantBroken
+from kernel.log.api import read_acknowledgement, stream_info, unix_microseconds
+from kernel.log.appending import append_through
+from kernel.log.connection import Connection
+from kernel.log.control import JetStreamControlLog
+from kernel.log.driver import Delivery
+from kernel.log.follower import JetStreamFollower
+from kernel.log.limits import LogLimits
+from kernel.log.messages import direct_message, read_direct
+from kernel.log.naming import entry_headers, entry_subject, message_bytes, stream_name
+from kernel.log.streams import ensure_streams
+from kernel.ports import Acknowledged, LogMessage, LogState, Outgoing, Rejected
+
+
+class JetStreamLog(JetStreamControlLog):
+    """The ports Log and ControlLog. Made by `connect`, ended by `close`."""
+
+    def __init__(self, connection: Connection, *, shards: int) -> None:
+        super().__init__(connection)
+        self.connection = connection
+        self._shards = shards
+
+    @classmethod
+    async def connect(cls, url: str, *, shards: int = 8, name: str, limits: LogLimits | None = None) -> Self:
+        """Connect to one of the comma-separated addresses. Raises LogUnavailable when none answers in time.
+
+        From then on the connection comes back by itself, for as long as it takes.
+        """
+        return cls(await Connection.open(url, name=name, limits=limits or LogLimits()), shards=shards)
+
+    async def close(self) -> None:
+        await self.connection.close()
+
+    async def ensure_streams(self, *, timeout_seconds: float = 30.0) -> None:
+        """Make the streams that are missing and check those that are there.
+
+        Raises Misconfigured, with what to do, where one cannot serve as the log; LogUnavailable when the time is up.
+        """
+        await ensure_streams(self.connection, shards=self._shards, timeout_seconds=timeout_seconds)
+
+    @property
+    def is_connected(self) -> bool:
+        return self.connection.is_connected
+
+    def send(self, outgoing: Outgoing, acknowledged: Callable[[Acknowledged | Rejected], None]) -> None:
+        """As the port says; also EntryTooLarge, a LogUnavailable, for what the broker never takes."""
+        subject = entry_subject(self._checked(outgoing.shard), outgoing.tenant, outgoing.execution_id)
+        headers = entry_headers(outgoing)
+        self.connection.ask(
+            subject,
+            outgoing.payload,
+            partial(_hear_acknowledgement, acknowledged),
+            headers=headers,
+            size=message_bytes(headers, outgoing.payload),
+        )
+
+    async def append(self, outgoing: Outgoing, *, timeout_seconds: float) -> Acknowledged:
+        return await append_through(
+            self.connection,
+            partial(self.send, outgoing),
+            timeout_seconds=timeout_seconds,
+            limits=self.connection.limits,
+        )
+
+    async def get(self, shard: int, seq: int) -> LogMessage | None:
+        delivery = await read_direct(self.connection, stream_name(self._checked(shard)), seq)
+        return None if delivery is None else direct_message(shard, seq, delivery)
+
+    async def state(self, shard: int) -> LogState:
+        info = await stream_info(self.connection, stream_name(self._checked(shard)))
+        last_seq = info.state.last_seq
+        return LogState(
+            created_at=info.created,
+            first_seq=info.state.first_seq if info.state.messages else last_seq + 1,
+            last_seq=last_seq,
+            broker_time=unix_microseconds(info.ts),
+        )
+
+    @asynccontextmanager
+    async def follow(self, shard: int, *, after_seq: int) -> AsyncGenerator[JetStreamFollower]:
+        stream = stream_name(self._checked(shard))
+        follower = JetStreamFollower(self.connection, stream=stream, shard=shard, after_seq=after_seq)
+        running = asyncio.create_task(follower.run(), name=f"follower of {stream}")
+        try:
+            yield follower
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+    def _checked(self, shard: int) -> int:
+        if not 0 <= shard < self._shards:
+            raise InvariantBroken(f"there is no shard {shard} among {self._shards}")
+        return shard
+
+
+def _hear_acknowledgement(acknowledged: Callable[[Acknowledged | Rejected], None], delivery: Delivery) -> None:
+    said = read_acknowledgement(delivery)
+    if said is not None:
+        acknowledged(said)
