@@ -1,0 +1,42 @@
+"""RedisView as dispatchers use it: due work is taken, held and given back, all by the server's clock."""
+
+from collections.abc import Sequence
+from typing import cast
+
+from kernel.ports import DueItem, DueWork
+from kernel.view.client import Client
+from kernel.view.headers import checked_header
+from kernel.view.keys import due_member, parse_due_member, place, shard_keys
+from kernel.view.limits import SILENCE_MS_MAX
+from kernel.view.scripts import DEFER, TAKE_DUE
+
+
+class RedisDispatcherView:
+    """Implements `kernel.ports.DispatcherView`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def take_due(self, shard: int, *, items_max: int, hold_ms: int, lease_ms: int) -> DueWork:
+        keys = shard_keys(shard)
+        places = (
+            *(keys.due, keys.marks, keys.floor, keys.doors, keys.polled),
+            *(keys.rebuilding, keys.dirty, keys.watermark),
+        )
+        arguments = (items_max, hold_ms, lease_ms, SILENCE_MS_MAX, keys.executions)
+        reply = await self._client.run(TAKE_DUE, places, arguments)
+        next_due_ms, *found = cast("list[int | bytes]", reply)
+        given = cast("list[bytes]", found)
+        items = [_item(member.decode(), raw) for member, raw in zip(given[::2], given[1::2], strict=True)]
+        return DueWork(items=tuple(items), next_due_ms=None if next_due_ms == -1 else cast("int", next_due_ms))
+
+    async def defer(self, shard: int, items: Sequence[DueItem], *, delay_ms: int) -> None:
+        if items:
+            members = [due_member(item.kind, place(item.tenant, item.execution_id, item.agent_id)) for item in items]
+            await self._client.run(DEFER, (shard_keys(shard).due,), (delay_ms, *members))
+
+
+def _item(member: str, raw: bytes) -> DueItem:
+    kind, tenant, execution_id, agent_id = parse_due_member(member)
+    header = checked_header(raw, tenant=tenant, execution_id=execution_id)
+    return DueItem(kind=kind, tenant=tenant, agent_id=agent_id, execution_id=execution_id, header=header)

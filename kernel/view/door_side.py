@@ -1,0 +1,133 @@
+"""RedisView as doors use it: reads that say how fresh they are, heartbeats, and the doors' own sign of life."""
+
+from collections.abc import Sequence
+from typing import cast
+
+from kernel.domain.errors import ViewUnavailable
+from kernel.ports import ExecutionQuery, Located, Seen, T
+from kernel.view.changes import lease_prefix
+from kernel.view.client import Argument, Client, Command
+from kernel.view.commands import parse_watermark
+from kernel.view.connections import Reply, unavailable
+from kernel.view.headers import check_header, checked_header
+from kernel.view.keys import (
+    answer_slice,
+    answers_key,
+    directory_field,
+    directory_key,
+    execution_key,
+    list_key,
+    live_key,
+    located,
+    shard_keys,
+)
+from kernel.view.limits import SILENCE_MS_MAX
+from kernel.view.ranges import created_range, is_match
+from kernel.view.scripts import BEAT, LIST, RENEW
+from schemas.entries import Lease
+from schemas.records import HEADER_FIELD, Header
+
+_EVICTION_REFUSED = (
+    "the server may drop keys by itself (maxmemory-policy is {policy}); set maxmemory-policy to noeviction"
+)
+
+
+class Evicting(ViewUnavailable):
+    """The server answers, and no time will make it fit: a start is refused at once."""
+
+
+class RedisDoorView:
+    """Implements `kernel.ports.DoorView`.
+
+    A view that was torn by a script which failed half-way is as good as one that is being rebuilt.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def locate(self, shard: int, execution_id: str) -> Seen[Located | None]:
+        seen = await self._see(shard, "HGET", directory_key(shard, execution_id), directory_field(execution_id))
+        value = None if seen.value is None else located(cast("bytes", seen.value))
+        return Seen(seen.watermark_seq, seen.is_rebuilding, value)
+
+    async def fields(
+        self, shard: int, tenant: str, execution_id: str, fields: Sequence[bytes]
+    ) -> Seen[tuple[bytes | None, ...]]:
+        seen = await self._see(shard, "HMGET", execution_key(shard, tenant, execution_id), *fields)
+        values = cast("list[bytes | None]", seen.value)
+        for name, value in zip(fields, values, strict=True):
+            if name == HEADER_FIELD and value is not None:
+                check_header(value, tenant=tenant, execution_id=execution_id)
+        return Seen(seen.watermark_seq, seen.is_rebuilding, tuple(values))
+
+    async def executions(self, shard: int, tenant: str, query: ExecutionQuery) -> Seen[tuple[Header, ...]]:
+        keys = shard_keys(shard)
+        index = list_key(shard, tenant, agent_id=query.agent_id, status=query.status)
+        places = (keys.watermark, keys.rebuilding, keys.dirty, index)
+        highest, lowest = created_range(query)
+        prefix = execution_key(shard, tenant, "")
+        headers: list[Header] = []
+        steps: list[Seen[None]] = []
+        for _ in range(self._client.limits.list_steps_max):
+            arguments = (highest, lowest, self._client.limits.list_chunk_max, prefix)
+            reply = cast("list[bytes | None]", await self._client.run(LIST, places, arguments))
+            steps.append(_seen(reply[:3], None))
+            ids = [cast("bytes", raw_id).decode() for raw_id in reply[3::2]]
+            found = [_listed(raw, tenant, execution_id) for execution_id, raw in zip(ids, reply[4::2], strict=True)]
+            headers += [header for header in found if is_match(query, header)]
+            if len(headers) >= query.limit or len(ids) < self._client.limits.list_chunk_max:
+                return Seen(
+                    min(step.watermark_seq for step in steps),
+                    any(step.is_rebuilding for step in steps),
+                    tuple(headers[: query.limit]),
+                )
+            highest = f"({ids[-1]}"
+        raise unavailable("the list is too sparse to be read at once")
+
+    async def stored_answer(self, shard: int, entry_id: str) -> Seen[bytes | None]:
+        seen = await self._see(shard, "HGET", answers_key(shard, answer_slice(entry_id)), entry_id)
+        return Seen(seen.watermark_seq, seen.is_rebuilding, cast("bytes | None", seen.value))
+
+    async def renew_lease(self, shard: int, execution_id: str, lease: Lease, *, lease_ms: int) -> bool:
+        keys = shard_keys(shard)
+        places = (keys.leases, keys.marks, keys.due, keys.rebuilding, keys.dirty, keys.watermark)
+        return await self._client.run(RENEW, places, (execution_id, lease_prefix(lease), lease_ms)) == 1
+
+    async def live_executions(self, shard: int, tenant: str, agent_id: str) -> Seen[int]:
+        seen = await self._see(shard, "SCARD", live_key(shard, tenant, agent_id))
+        return Seen(seen.watermark_seq, seen.is_rebuilding, cast("int", seen.value))
+
+    async def beat(self, shards: Sequence[int]) -> None:
+        calls = [((shard_keys(shard).doors,), (SILENCE_MS_MAX,)) for shard in shards]
+        if calls:
+            await self._client.run_each(BEAT, calls)
+
+    async def check(self) -> None:
+        pong, memory = await self._client.pipeline([("PING",), ("INFO", "memory")])
+        if pong != b"PONG":
+            raise unavailable("the server does not answer PING")
+        lines = cast("bytes", memory).decode(errors="replace").splitlines()
+        policies = [line.partition(":")[2] for line in lines if line.startswith("maxmemory_policy:")]
+        policy = policies[0] if policies else "unknown"
+        if policy != "noeviction":
+            raise Evicting(_EVICTION_REFUSED.format(policy=policy), reason="view_unavailable")
+
+    async def _see(self, shard: int, *command: Argument) -> Seen[Reply]:
+        keys = shard_keys(shard)
+        freshness: Command = ("MGET", keys.watermark, keys.rebuilding, keys.dirty)
+        found, value = await self._client.transaction(freshness, command)
+        return _seen(cast("list[bytes | None]", found), value)
+
+
+def _seen(freshness: list[bytes | None], value: T) -> Seen[T]:
+    raw, rebuilding, dirty = freshness
+    watermark = parse_watermark(raw)
+    seq = -1 if watermark is None else watermark.seq
+    return Seen(seq, rebuilding is not None or dirty is not None, value)
+
+
+def _listed(raw: bytes | None, tenant: str, execution_id: str) -> Header:
+    if raw is None:
+        # The index knows it and its hash is gone: damage, which is not "no such execution".
+        raise unavailable("an execution's header is missing")
+    return checked_header(raw, tenant=tenant, execution_id=execution_id)

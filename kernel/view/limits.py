@@ -1,0 +1,34 @@
+"""Bounds and periods of the view, the same for every adapter. Redis alone looks at the connection bounds."""
+
+import msgspec
+
+SILENCE_MS_MAX = 5_000
+"""Doors or dispatchers silent for longer than this are an outage of ours: leases are not expired for it."""
+
+SLICE_MS = 30_000
+"""Stored answers lie in slices of this much of their entry ids' own time."""
+
+ANSWER_MS = 150_000
+"""How long a slice lives after the last answer was put into it: a slice and two minutes."""
+
+CREATED_SLACK_MS = 30_000
+"""How far `created_at` may lie from the time inside the execution's id: ids are drawn within a request's budget."""
+
+
+class ViewLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How RedisView may use its server."""
+
+    connections_max: int = 32
+    connect_seconds: float = 2.0
+    call_seconds: float = 5.0
+    """One exchange from waiting for a connection to the last reply; then its connection is closed."""
+    wipe_keys_max: int = 500
+    """Keys looked at, and so dropped, in one step of a wipe."""
+    list_chunk_max: int = 50
+    """Headers read in one step of a list."""
+    list_steps_max: int = 200
+    script_loads_max: int = 3
+    """How often a script is loaded for one call when the server keeps forgetting it."""
+
+
+DEFAULT_LIMITS = ViewLimits()

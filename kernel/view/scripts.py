@@ -1,0 +1,29 @@
+"""The Lua scripts, each a file beside this module, as values that a client can run."""
+
+import hashlib
+from importlib import resources
+
+
+class Script:
+    """One script. `digest` is the name under which a server that has loaded it knows it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.source = resources.files("kernel.view").joinpath(f"{name}.lua").read_bytes()
+        self.digest = hashlib.sha1(self.source, usedforsecurity=False).hexdigest()
+
+
+ACQUIRE = Script("acquire")
+ANNOUNCE = Script("announce")
+APPLY = Script("apply")
+BEAT = Script("beat")
+DEFER = Script("defer")
+KEEP = Script("keep")
+LIST = Script("list")
+LOAD = Script("load")
+RELEASE = Script("release")
+RENEW = Script("renew")
+TAKE_DUE = Script("take_due")
+WIPE_BEGIN = Script("wipe_begin")
+WIPE_DROP = Script("wipe_drop")
+WIPE_END = Script("wipe_end")
