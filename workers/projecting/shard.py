@@ -134,7 +134,8 @@ class ShardOwner:
 
     async def _rebuild(self, log_state: LogState) -> None:
         """Empty the shard's view and fold the log from its beginning; readers wait until it is level again."""
-        logger.warning("shard %d: rebuilding %d entries", self.shard, log_state.last_seq - log_state.first_seq + 1)
+        count = log_state.last_seq - log_state.first_seq + 1
+        logger.log(logging.WARNING if count else logging.DEBUG, "shard %d: rebuilding %d entries", self.shard, count)
         self._memory = self._fresh_memory()
         lease_ms = int(self._settings.lease_seconds * 1000)
         self._watermark = await self._view.wipe(self._ownership, created_at=log_state.created_at, lease_ms=lease_ms)

@@ -1,0 +1,99 @@
+"""The command line: `stepwell dev | server | door | projector | dispatcher | version`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+from kernel.dev import DATA_PATH, run_dev
+from kernel.main import Arguments, Command, run_command
+
+_SETTINGS = """\
+Settings come from the environment; a flag beats them. What the server cannot start without:
+
+  STEPWELL_NATS_URL     where NATS with JetStream is: nats://host:port
+  STEPWELL_REDIS_URL    where Redis or Valkey is: redis://host:port
+  STEPWELL_MASTER_KEY   any text of 16 bytes or more; it encrypts the secrets of agents
+  STEPWELL_API_KEY      the key that requests carry (server and door)
+
+All of them are listed in docs/contract.md, section 11.
+"""
+
+_COMMANDS: dict[Command, str] = {
+    "server": "Run door, projector and dispatcher in one process, on your NATS and Redis.",
+    "door": "Run the HTTP front door alone. Any number may run.",
+    "projector": "Run a projector alone: it folds the log into the view. Any number may run and share the work.",
+    "dispatcher": "Run a dispatcher alone: it delivers work to agents and watches leases. Any number may run.",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the arguments name and return the exit code."""
+    options = _parser().parse_args(argv)
+    command: str = options.command
+    if command == "version":
+        print(f"stepwell {_version()}")
+        return 0
+    arguments = Arguments(flags=_flags(options), config_path=getattr(options, "config", None))
+    if command == "dev":
+        return run_dev(arguments, data_path=options.data, say=lambda text: print(text, flush=True))
+    return run_command(options.command, arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="stepwell",
+        description="Durable execution for AI agents: a step that has a recorded outcome is never run again.",
+        epilog=_SETTINGS,
+        formatter_class=plain,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command", title="commands")
+    about_dev = "Run everything on this machine, with NATS and Valkey included and no keys: to try and to develop."
+    dev = commands.add_parser("dev", help=about_dev, description=about_dev, allow_abbrev=False)
+    dev.add_argument(
+        "--data", type=Path, default=DATA_PATH, metavar="FOLDER", help=f"where the data is kept (default: {DATA_PATH})"
+    )
+    _add_door_flags(dev)
+    _add_shards(dev)
+    for name, about in _COMMANDS.items():
+        command = commands.add_parser(
+            name, help=about, description=about, epilog=_SETTINGS, formatter_class=plain, allow_abbrev=False
+        )
+        if name in ("server", "door"):
+            _add_door_flags(command)
+        _add_shards(command)
+    commands.add_parser("version", help="Show the version.", allow_abbrev=False)
+    return parser
+
+
+def _version() -> str:
+    try:
+        return metadata.version("stepwell-kernel")
+    except metadata.PackageNotFoundError:
+        # A checkout that is run without being installed.
+        return "(not installed)"
+
+
+def _add_door_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with agents to register at the start")
+    parser.add_argument("--port", metavar="PORT", help="port to listen on (default: 8080; 0: any free one)")
+
+
+def _add_shards(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--shards",
+        metavar="NUMBER",
+        help="number of shards of the record (default: 8); fixed by the very first start",
+    )
+
+
+def _flags(options: argparse.Namespace) -> dict[str, str]:
+    found = {f"--{name}": getattr(options, name, None) for name in ("port", "shards")}
+    return {flag: text for flag, text in found.items() if text is not None}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""The calls of a running agent: submit, outcomes of steps, heartbeat, the end of the execution. The hot path."""
+
+import asyncio
+
+from msgspec import UNSET, Raw
+
+from kernel.domain.canonical import args_hash
+from kernel.domain.errors import NotFound, ViewUnavailable
+from kernel.domain.identity import shard_of
+from kernel.domain.policy import evaluate
+from kernel.door import bodies
+from kernel.door.appending import Appending
+from kernel.door.auth import Auth
+from kernel.door.exchange import NO_CONTENT, NO_CONTENT_REPLAYED, Request, Response
+from kernel.door.fetching import NO_TEXTS, Shelf, Texts
+from kernel.door.freshness import POLL_SECONDS_MAX
+from kernel.door.rendering import decision_response, outcome_response
+from kernel.ports import DoorView
+from kernel.settings import Settings
+from schemas.answers import Decided, Done, Recorded
+from schemas.bodies import NULL
+from schemas.entries import (
+    ExecutionCompleted,
+    ExecutionFailed,
+    HeartbeatReceived,
+    Lease,
+    StepCompleted,
+    StepFailed,
+    StepSubmitted,
+)
+
+_NULL_HASH = args_hash(NULL)
+
+
+class AgentCalls:
+    """Handlers of the routes 3.10 to 3.12 and 3.14 to 3.16."""
+
+    def __init__(self, *, settings: Settings, auth: Auth, appending: Appending, shelf: Shelf, view: DoorView) -> None:
+        self._auth = auth
+        self._appending = appending
+        self._shelf = shelf
+        self._view = view
+        self._shards = settings.shards
+        self._lease_ms = round(settings.lease_seconds * 1000)
+
+    async def submit_step(self, request: Request) -> Response:
+        execution_id = bodies.execution_id_of(request)
+        lease = bodies.lease_of(request)
+        document = bodies.read_body_object(request, lenient=bodies.SETTLE_LENIENT)
+        fields = document.fields
+        args = fields.get("args")
+        kind = bodies.choice(fields, "kind", bodies.KINDS)
+        stamp = self._appending.stamp(request)
+        entry = StepSubmitted(
+            id=stamp.id,
+            tenant=stamp.tenant,
+            execution_id=execution_id,
+            at=stamp.at,
+            expires=stamp.expires,
+            lease=lease,
+            kind=kind,
+            target=bodies.target_of(fields),
+            args=Raw(NULL if args is None else args.raw),
+            args_hash=_NULL_HASH if args is None else args_hash(args.canonical),
+            idempotency=bodies.optional_choice(fields, "idempotency", bodies.IDEMPOTENCIES),
+            verdict=evaluate(kind),
+            settle=bodies.settle_of(fields),
+            key=bodies.request_key(request, document, f"/v0/executions/{execution_id}/steps"),
+        )
+        answer = await self._appending.to_owned(request, entry, Decided)
+        return decision_response(answer, await self._texts(request, execution_id, answer))
+
+    async def _texts(self, request: Request, execution_id: str, answer: Decided | Recorded) -> Texts:
+        if answer.result is None and answer.error is None:
+            return NO_TEXTS
+        shard = shard_of(execution_id, self._shards)
+        return await self._shelf.texts(shard, execution_id, (answer.result, answer.error), deadline=request.deadline)
+
+    async def complete_step(self, request: Request) -> Response:
+        execution_id = bodies.execution_id_of(request)
+        step_id = bodies.step_id_of(request)
+        lease = bodies.lease_of(request)
+        document = bodies.read_body_object(request, is_optional=True)
+        stamp = self._appending.stamp(request)
+        entry = StepCompleted(
+            id=stamp.id,
+            tenant=stamp.tenant,
+            execution_id=execution_id,
+            at=stamp.at,
+            expires=stamp.expires,
+            lease=lease,
+            step_id=step_id,
+            result=bodies.raw_or_null(document.fields, "result"),
+            usage=bodies.usage_of(document.fields),
+            key=bodies.request_key(request, document, f"/v0/executions/{execution_id}/steps/{step_id}/complete"),
+        )
+        return await self._record_outcome(request, entry)
+
+    async def fail_step(self, request: Request) -> Response:
+        execution_id = bodies.execution_id_of(request)
+        step_id = bodies.step_id_of(request)
+        lease = bodies.lease_of(request)
+        document = bodies.read_body_object(request, lenient=bodies.ERROR_LENIENT)
+        stamp = self._appending.stamp(request)
+        entry = StepFailed(
+            id=stamp.id,
+            tenant=stamp.tenant,
+            execution_id=execution_id,
+            at=stamp.at,
+            expires=stamp.expires,
+            lease=lease,
+            step_id=step_id,
+            error=bodies.error_of_step(document.fields),
+            key=bodies.request_key(request, document, f"/v0/executions/{execution_id}/steps/{step_id}/fail"),
+        )
+        return await self._record_outcome(request, entry)
+
+    async def _record_outcome(self, request: Request, entry: StepCompleted | StepFailed) -> Response:
+        if entry.step_id == bodies.NO_STEP_ID:
+            await self._auth.owner(request, entry.execution_id, shard_of(entry.execution_id, self._shards))
+            raise NotFound("step")
+        answer = await self._appending.to_owned(request, entry, Recorded)
+        return outcome_response(answer, await self._texts(request, entry.execution_id, answer))
+
+    async def heartbeat(self, request: Request) -> Response:
+        """Renew the lease in the view alone where that is safe, else let the log decide."""
+        execution_id = bodies.execution_id_of(request)
+        lease = bodies.lease_of(request)
+        bodies.read_body_object(request, is_optional=True)
+        shard = shard_of(execution_id, self._shards)
+        await self._auth.owner(request, execution_id, shard)
+        if await self._renew(shard, execution_id, lease, deadline=request.deadline):
+            return NO_CONTENT
+        stamp = self._appending.stamp(request)
+        entry = HeartbeatReceived(
+            id=stamp.id,
+            tenant=stamp.tenant,
+            execution_id=execution_id,
+            at=stamp.at,
+            expires=stamp.expires,
+            lease=lease,
+        )
+        await self._appending.to_owned(request, entry, Done)
+        return NO_CONTENT
+
+    async def _renew(self, shard: int, execution_id: str, lease: Lease, *, deadline: float) -> bool:
+        """Ask the view until it answers. Renewing twice does no harm."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                return await self._view.renew_lease(shard, execution_id, lease, lease_ms=self._lease_ms)
+            except ViewUnavailable as error:
+                if loop.time() + POLL_SECONDS_MAX >= deadline:
+                    raise ViewUnavailable(str(error), reason="view_unavailable") from error
+                await asyncio.sleep(POLL_SECONDS_MAX)
+
+    async def complete_execution(self, request: Request) -> Response:
+        execution_id = bodies.execution_id_of(request)
+        lease = bodies.lease_of(request)
+        document = bodies.read_body_object(request, lenient=bodies.SETTLE_LENIENT, is_optional=True)
+        fields = document.fields
+        state = fields.get("state")
+        stamp = self._appending.stamp(request)
+        entry = ExecutionCompleted(
+            id=stamp.id,
+            tenant=stamp.tenant,
+            execution_id=execution_id,
+            at=stamp.at,
+            expires=stamp.expires,
+            lease=lease,
+            output=bodies.raw_or_null(fields, "output"),
+            state=UNSET if state is None or state.plain is None else Raw(state.raw),
+            settle=bodies.settle_of(fields),
+            key=bodies.request_key(request, document, f"/v0/executions/{execution_id}/complete"),
+        )
+        return await self._end(request, entry)
+
+    async def fail_execution(self, request: Request) -> Response:
+        execution_id = bodies.execution_id_of(request)
+        lease = bodies.lease_of(request)
+        document = bodies.read_body_object(request, lenient=bodies.ENDING_LENIENT)
+        stamp = self._appending.stamp(request)
+        entry = ExecutionFailed(
+            id=stamp.id,
+            tenant=stamp.tenant,
+            execution_id=execution_id,
+            at=stamp.at,
+            expires=stamp.expires,
+            lease=lease,
+            error=bodies.text(document.fields, "error"),
+            settle=bodies.settle_of(document.fields),
+            key=bodies.request_key(request, document, f"/v0/executions/{execution_id}/fail"),
+        )
+        return await self._end(request, entry)
+
+    async def _end(self, request: Request, entry: ExecutionCompleted | ExecutionFailed) -> Response:
+        answer = await self._appending.to_owned(request, entry, Done)
+        return NO_CONTENT_REPLAYED if answer.is_replayed else NO_CONTENT

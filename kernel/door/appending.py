@@ -1,0 +1,119 @@
+"""Turning a checked request into an entry and its answer: stamp, size, ownership, then the log."""
+
+import time
+from typing import TypeVar
+
+import msgspec
+
+from kernel.domain.errors import InvariantBroken, TooLarge
+from kernel.domain.identity import shard_of
+from kernel.door.auth import Auth
+from kernel.door.exchange import Principal, Request, Signer
+from kernel.door.pipeline import Pipeline
+from kernel.door.refusals import error_of
+from kernel.ports import Outgoing
+from kernel.settings import Settings
+from schemas.answers import AnyAnswer, Created, Decided, Done, Recorded, Refusal
+from schemas.entries import (
+    AnyEntry,
+    ExecutionCancelled,
+    ExecutionCompleted,
+    ExecutionFailed,
+    HeartbeatReceived,
+    StepCompleted,
+    StepFailed,
+    StepSubmitted,
+    encode_entry,
+)
+from schemas.ids import new_uuid7
+
+GIVE_UP_SECONDS = 1.0
+"""What is left of a request's time when its entry is no longer published, so that a late one is never taken."""
+
+OwnedEntry = (
+    StepSubmitted
+    | StepCompleted
+    | StepFailed
+    | HeartbeatReceived
+    | ExecutionCompleted
+    | ExecutionFailed
+    | ExecutionCancelled
+)
+Answer = TypeVar("Answer", Created, Decided, Recorded, Done)
+
+
+class Stamp(msgspec.Struct, frozen=True, gc=False):
+    """What the door itself puts on an entry. `tenant` is the caller's as far as the credential alone tells."""
+
+    id: str
+    tenant: str
+    at: int
+    expires: int
+
+
+class Appending:
+    """Appends the entries of requests."""
+
+    def __init__(self, *, settings: Settings, auth: Auth, pipeline: Pipeline, name: str) -> None:
+        self._shards = settings.shards
+        self._auth = auth
+        self._pipeline = pipeline
+        self._name = name
+        self._entry_bytes_max = settings.entry_bytes_max
+        self._give_up_seconds = min(GIVE_UP_SECONDS, settings.budget_seconds / 2)
+        self._expires_micros = round((settings.budget_seconds - self._give_up_seconds) * 1_000_000)
+
+    def stamp(self, request: Request) -> Stamp:
+        """Return a fresh stamp. One request makes one entry, whose id stays the same however often it is sent."""
+        caller = request.caller
+        match caller:
+            case Principal():
+                tenant = caller.tenant
+            case Signer():
+                tenant = caller.tenants[0]
+            case _:
+                raise InvariantBroken("an open route makes no entries")
+        return Stamp(
+            id=new_uuid7(),
+            tenant=tenant,
+            at=time.time_ns() // 1000,
+            expires=request.arrived_at + self._expires_micros,
+        )
+
+    async def to_owned(self, request: Request, entry: OwnedEntry, expected: type[Answer]) -> Answer:
+        """Append an entry to the caller's own execution and return what the fold answers, or raise its refusal."""
+        shard = shard_of(entry.execution_id, self._shards)
+        payload = self.encoded(entry)
+        owner = await self._auth.owner(request, entry.execution_id, shard)
+        if owner.tenant != entry.tenant:
+            # The signature verified in several tenants, and another one than the first owns the execution.
+            entry = msgspec.structs.replace(entry, tenant=owner.tenant)
+            payload = self.encoded(entry)
+        return await self.append(request, entry, payload, shard=shard, expected=expected)
+
+    def encoded(self, entry: AnyEntry) -> bytes:
+        """Return the entry's bytes. Raises TooLarge where the log does not take them."""
+        payload = encode_entry(entry)
+        if len(payload) > self._entry_bytes_max:
+            raise TooLarge(self._entry_bytes_max)
+        return payload
+
+    async def append(
+        self, request: Request, entry: AnyEntry, payload: bytes, *, shard: int, expected: type[Answer]
+    ) -> Answer:
+        """Append the bytes of an entry whose right to be there is settled."""
+        outgoing = Outgoing(
+            shard=shard,
+            tenant=entry.tenant,
+            execution_id=entry.execution_id,
+            entry_id=entry.id,
+            payload=payload,
+            reply_to=self._name,
+        )
+        give_up_at = request.deadline - self._give_up_seconds
+        answer: AnyAnswer = await self._pipeline.decide(outgoing, give_up_at=give_up_at, deadline=request.deadline)
+        if isinstance(answer, expected):
+            return answer
+        if isinstance(answer, Refusal):
+            raise error_of(answer)
+        raise InvariantBroken(f"the fold answered {type(answer).__name__} to {type(entry).__name__}")

@@ -1,0 +1,218 @@
+"""What the OpenAPI document says of each operation. The wire itself is decided elsewhere; a test compares the two."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from kernel.door import bodies
+from schemas import http
+from schemas.entries import Idempotency, StepKind
+
+JsonValue = Any
+Key = Annotated[str, Meta(max_length=bodies.KEY_CHARS_MAX)]
+Count = Annotated[int, Meta(ge=0)]
+
+
+class UsageSent(msgspec.Struct):
+    """Token counts; unknown ones are 0, and the total is input and output together."""
+
+    input_tokens: Count = 0
+    output_tokens: Count = 0
+    total_tokens: Count = 0
+    cached_tokens: Count = 0
+    reasoning_tokens: Count = 0
+
+
+class Settlement(msgspec.Struct):
+    """The outcome of a step: exactly one of result and error."""
+
+    step_id: str
+    result: JsonValue | UnsetType = UNSET
+    error: JsonValue | UnsetType = UNSET
+    usage: UsageSent | None = None
+
+
+Settlements = Annotated[list[Settlement], Meta(max_length=bodies.SETTLE_ITEMS_MAX)]
+
+
+class CreateExecution(msgspec.Struct):
+    agent_id: str
+    input: JsonValue = None
+    idempotency_key: Key = ""
+
+
+class SubmitStep(msgspec.Struct):
+    kind: StepKind
+    target: str
+    args: JsonValue = None
+    idempotency: Idempotency = "safe_to_retry"
+    settle: Settlements = []
+    resources: list[str] = []
+
+
+class CompleteStep(msgspec.Struct):
+    result: JsonValue = None
+    usage: UsageSent | None = None
+
+
+class FailStep(msgspec.Struct):
+    error: JsonValue
+
+
+class CompleteExecution(msgspec.Struct):
+    output: JsonValue = None
+    state: JsonValue = None
+    settle: Settlements = []
+
+
+class FailExecution(msgspec.Struct):
+    error: str
+    settle: Settlements = []
+
+
+class RegisterAgent(msgspec.Struct):
+    id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
+    webhook_url: str
+    secret: str = ""
+    next_secret: str = ""
+    require_v1: bool | UnsetType = UNSET
+    max_concurrency: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
+
+
+class DescribeAgent(msgspec.Struct):
+    description: str | None = None
+    input_schema: dict[str, JsonValue] | None = None
+    output_schema: dict[str, JsonValue] | None = None
+
+
+class Status(msgspec.Struct):
+    status: Literal["ok", "ready", "unavailable"]
+
+
+class Query(msgspec.Struct, frozen=True):
+    """A query value of a list."""
+
+    name: str
+    meaning: str
+    type: str = "string"
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """One operation as the document describes it. `answers` maps success statuses to the type of the body."""
+
+    summary: str
+    answers: dict[int, Any]
+    refusals: tuple[int, ...] = ()
+    body: type[msgspec.Struct] | None = None
+    is_body_optional: bool = False
+    queries: tuple[Query, ...] = ()
+    media_type: str = "application/json"
+
+
+_LIMIT = Query("limit", "items on one page", "integer")
+_CURSOR = Query("cursor", "where the page before ended")
+
+
+class ExecutionPage(msgspec.Struct):
+    executions: list[http.Execution]
+    next_cursor: str | UnsetType = UNSET
+
+
+class Event(msgspec.Struct):
+    execution_id: str
+    event_seq: Annotated[int, Meta(ge=1)]
+    type: str
+    payload: dict[str, JsonValue]
+    occurred_at: str
+
+
+OPERATIONS: dict[str, Operation] = {
+    "create_execution": Operation(
+        summary="Create an execution, which is running from the answer on",
+        body=CreateExecution,
+        answers={201: http.Execution},
+        refusals=(404, 409),
+    ),
+    "list_executions": Operation(
+        summary="List executions, newest first",
+        answers={200: ExecutionPage},
+        queries=(
+            Query("agent_id", "only this agent's"),
+            Query("status", "only those in this status"),
+            Query("created_after", "RFC 3339, inclusive"),
+            Query("created_before", "RFC 3339, exclusive"),
+            _CURSOR,
+            _LIMIT,
+        ),
+    ),
+    "get_execution": Operation(summary="Read an execution", answers={200: http.Execution}, refusals=(404,)),
+    "list_events": Operation(
+        summary="Read events of an execution, or wait for the next one",
+        answers={200: list[Event]},
+        refusals=(404,),
+        queries=(
+            Query("after_seq", "only events after this number", "integer"),
+            _LIMIT,
+            Query("wait", "seconds to wait for an event, up to 25", "number"),
+        ),
+    ),
+    "cancel_execution": Operation(summary="Cancel an execution", answers={204: None}, refusals=(404, 409)),
+    "list_steps": Operation(
+        summary="List the steps of an execution by first submission",
+        answers={200: list[http.Step]},
+        refusals=(404,),
+        queries=(Query("status", "a step status, or `terminal`"), _CURSOR, _LIMIT),
+    ),
+    "get_step": Operation(summary="Read a step", answers={200: http.Step}, refusals=(404,)),
+    "submit_step": Operation(
+        summary="Submit a step and learn whether to run it",
+        body=SubmitStep,
+        answers={200: http.StepDecision},
+        refusals=(404, 409),
+    ),
+    "complete_step": Operation(
+        summary="Record the result of a step",
+        body=CompleteStep,
+        is_body_optional=True,
+        answers={200: http.OutcomeDecision},
+        refusals=(404, 409),
+    ),
+    "fail_step": Operation(
+        summary="Record the error of a step",
+        body=FailStep,
+        answers={200: http.OutcomeDecision},
+        refusals=(404, 409),
+    ),
+    "heartbeat": Operation(summary="Renew the lease", answers={204: None}, refusals=(404, 409)),
+    "complete_execution": Operation(
+        summary="End an execution with its output",
+        body=CompleteExecution,
+        is_body_optional=True,
+        answers={204: None},
+        refusals=(404, 409),
+    ),
+    "fail_execution": Operation(
+        summary="End an execution with an error", body=FailExecution, answers={204: None}, refusals=(404, 409)
+    ),
+    "register_agent": Operation(
+        summary="Register an agent, or change it", body=RegisterAgent, answers={200: http.Agent, 201: http.Agent}
+    ),
+    "list_agents": Operation(summary="List agents by id", answers={200: list[http.Agent]}, queries=(_CURSOR, _LIMIT)),
+    "get_agent": Operation(summary="Read an agent", answers={200: http.Agent}, refusals=(404,)),
+    "delete_agent": Operation(
+        summary="Delete an agent without live executions", answers={204: None}, refusals=(404, 409)
+    ),
+    "describe_agent": Operation(
+        summary="Replace what an agent says of itself",
+        body=DescribeAgent,
+        is_body_optional=True,
+        answers={204: None},
+        refusals=(404,),
+    ),
+    "health": Operation(summary="Whether the process lives", answers={200: Status}),
+    "ready": Operation(summary="Whether requests can be answered", answers={200: Status, 503: Status}),
+    "openapi": Operation(summary="This document", answers={200: dict[str, Any]}),
+    "docs": Operation(summary="This document as a page", answers={200: str}, media_type="text/html"),
+    "metrics": Operation(summary="Metrics for Prometheus", answers={200: str}, media_type="text/plain"),
+}
