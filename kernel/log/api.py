@@ -65,9 +65,9 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     no_ack: bool = False
     sealed: bool = False
     persist_mode: str = ""
-    mirror: msgspec.Raw | None = None
-    sources: tuple[msgspec.Raw, ...] | None = None
-    subject_transform: msgspec.Raw | None = None
+    mirror: dict[str, object] | None = None
+    sources: tuple[dict[str, object], ...] | None = None
+    subject_transform: dict[str, object] | None = None
 
 
 class StreamInfo(msgspec.Struct, frozen=True):

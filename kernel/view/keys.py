@@ -51,10 +51,9 @@ class ShardKeys(msgspec.Struct, frozen=True):
     executions: str
     """Prefix of the executions' hashes, for scripts that meet tenant and id in a due item."""
 
-    def lasting(self) -> frozenset[bytes]:
+    def lasting(self) -> tuple[str, ...]:
         """Keys that a wipe leaves alone."""
-        kept = (self.owner, self.epoch, self.rebuilding, self.dirty, self.floor, self.doors, self.polled)
-        return frozenset(key.encode() for key in kept)
+        return (self.owner, self.epoch, self.rebuilding, self.dirty, self.floor, self.doors, self.polled)
 
 
 @lru_cache(maxsize=_SHARDS_CACHED_MAX)

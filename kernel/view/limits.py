@@ -22,8 +22,10 @@ class ViewLimits(msgspec.Struct, frozen=True, kw_only=True):
     connect_seconds: float = 2.0
     call_seconds: float = 5.0
     """One exchange from waiting for a connection to the last reply; then its connection is closed."""
-    wipe_keys_max: int = 500
-    """Keys looked at, and so dropped, in one step of a wipe."""
+    wipe_keys_max: int = 1000
+    """Keys looked at in one step of a wipe, about; the server does nothing else meanwhile."""
+    wipe_hold_ms: int = 2_000
+    """How long a shard stays its owner's after a step of a wipe, at least."""
     list_chunk_max: int = 50
     """Headers read in one step of a list."""
     list_steps_max: int = 200

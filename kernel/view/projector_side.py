@@ -27,8 +27,8 @@ from kernel.view.scripts import (
     LOAD,
     RELEASE,
     WIPE_BEGIN,
-    WIPE_DROP,
     WIPE_END,
+    WIPE_STEP,
     Script,
 )
 from schemas.records import HEADER_FIELD
@@ -110,17 +110,14 @@ class RedisProjectorView:
         return cast("int", await self._client.run(ANNOUNCE, (PROJECTORS,), (owner, ttl_ms)))
 
     async def _drop_all(self, ownership: Ownership) -> None:
-        keys = shard_keys(ownership.shard)
-        lasting = keys.lasting()
-        cursor: Argument = 0
+        keys, limits = shard_keys(ownership.shard), self._client.limits
+        cursor: Reply = b"0"
         while True:
-            reply = await self._client.call(
-                "SCAN", cursor, "MATCH", keys.prefix + "*", "COUNT", self._client.limits.wipe_keys_max
-            )
-            cursor, found = cast("tuple[bytes, list[bytes]]", reply)
-            doomed = [key.decode() for key in found if key not in lasting]
-            if doomed:
-                await self._fenced(WIPE_DROP, ownership, (keys.owner, *doomed), ())
+            where = (cast("bytes", cursor), keys.prefix + "*", limits.wipe_keys_max)
+            arguments = (ownership.token, limits.wipe_hold_ms, *where, *keys.lasting())
+            cursor = await self._client.run(WIPE_STEP, (keys.owner,), arguments)
+            if cursor is None:
+                raise _lost(ownership)
             if cursor == b"0":
                 return
 

@@ -19,7 +19,7 @@ from tests.support.views import open_view
 from tests.support.wait import wait_until_async
 
 EXECUTIONS = 30
-LIMITS = ViewLimits(wipe_keys_max=5, list_chunk_max=5)
+LIMITS = ViewLimits(wipe_keys_max=5, wipe_hold_ms=20_000, list_chunk_max=5)
 OWNER = f"{{s{SHARD}}}:owner"
 
 
@@ -48,7 +48,7 @@ async def test_a_wipe_that_ends_half_way_is_begun_anew_by_the_next_owner(
         ownership = await harness.own()
         await direct.apply(ownership, make_batch(0, 1, *(change(make_header(n)) for n in range(EXECUTIONS))))
         wipe = asyncio.create_task(view.wipe(ownership, created_at=STREAM_CREATED_AT, lease_ms=0))
-        await let_steps_go(proxy, 4)
+        await let_steps_go(proxy, 0)
 
         wipe.cancel()
         await asyncio.gather(wipe, return_exceptions=True)
@@ -65,7 +65,7 @@ async def test_a_wipe_drops_nothing_more_once_the_shard_is_another_owners(
         ownership = await harness.own()
         await direct.apply(ownership, make_batch(0, 1, *(change(make_header(n)) for n in range(EXECUTIONS))))
         wipe = asyncio.create_task(view.wipe(ownership, created_at=STREAM_CREATED_AT, lease_ms=0))
-        await let_steps_go(proxy, 4)
+        await let_steps_go(proxy, 2)
 
         await fresh_redis.delete(OWNER)
         left = await fresh_redis.dbsize()
@@ -81,7 +81,6 @@ async def test_a_wipe_sets_no_watermark_once_the_shard_is_another_owners(
 ) -> None:
     async with open_view(redis_url) as direct, stepped(valkey_server) as (view, proxy):
         ownership = await RedisHarness(direct, fresh_redis).take()
-        await fresh_redis.delete(*await fresh_redis.keys(f"{{s{SHARD}}}:[!o]*"))
         wipe = asyncio.create_task(view.wipe(ownership, created_at=STREAM_CREATED_AT, lease_ms=0))
         # Begun, and looked through: what is left to do is to say so.
         await let_steps_go(proxy, 1)
@@ -92,6 +91,23 @@ async def test_a_wipe_sets_no_watermark_once_the_shard_is_another_owners(
             await wipe
 
         assert (await direct.locate(SHARD, make_header().execution_id)).watermark_seq == -1
+
+
+async def test_a_wipe_outlasts_the_time_that_the_shard_was_taken_for(
+    valkey_server: EmbeddedServer, redis_url: str, fresh_redis: Redis
+) -> None:
+    async with open_view(redis_url) as direct, stepped(valkey_server) as (view, proxy):
+        ownership = await RedisHarness(direct, fresh_redis).own(ttl_ms=LIMITS.wipe_hold_ms // 2)
+        await direct.apply(ownership, make_batch(0, 1, *(change(make_header(n)) for n in range(EXECUTIONS))))
+        wipe = asyncio.create_task(view.wipe(ownership, created_at=STREAM_CREATED_AT, lease_ms=0))
+
+        for _ in range(3):
+            await let_steps_go(proxy, 1)
+            assert await fresh_redis.pttl(OWNER) > LIMITS.wipe_hold_ms // 2
+            await fresh_redis.pexpire(OWNER, LIMITS.wipe_hold_ms // 2)
+
+        proxy.let_go()
+        assert await wipe == watermark(0)
 
 
 async def test_a_list_is_as_fresh_as_its_first_step(

@@ -3,6 +3,7 @@
 import asyncio
 import datetime
 import ipaddress
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -67,8 +68,13 @@ class Peer:
 
 
 @asynccontextmanager
-async def peer(handler: Handler, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Peer]:
-    """Serve connections with `handler`; those still open at the end are dropped."""
+async def peer(
+    handler: Handler, *, tls: ssl.SSLContext | None = None, bound: socket.socket | None = None
+) -> AsyncIterator[Peer]:
+    """Serve connections with `handler`; those still open at the end are dropped.
+
+    `bound` is a socket that has an address and does not listen yet: until now it refused connections.
+    """
     found = Peer()
     running: set[asyncio.Task[None]] = set()
 
@@ -89,7 +95,8 @@ async def peer(handler: Handler, *, tls: ssl.SSLContext | None = None) -> AsyncI
         running.add(task)
         task.add_done_callback(running.discard)
 
-    server = await asyncio.start_server(accepted, "127.0.0.1", 0, ssl=tls)
+    bound = bound or refusing()
+    server = await asyncio.start_server(accepted, sock=bound, ssl=tls)
     found.port = server.sockets[0].getsockname()[1]
     try:
         yield found
@@ -103,6 +110,13 @@ async def peer(handler: Handler, *, tls: ssl.SSLContext | None = None) -> AsyncI
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         await server.wait_closed()
+
+
+def refusing() -> socket.socket:
+    """A socket with an address of its own that refuses connections, until a `peer` serves it."""
+    bound = socket.socket()
+    bound.bind(("127.0.0.1", 0))
+    return bound
 
 
 def answering(response: bytes) -> Handler:

@@ -1,5 +1,6 @@
 """The webhook endpoint of an agent under test: answers as scripted and records all that it receives."""
 
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -133,9 +134,9 @@ def in_turn(*answers: Answer) -> Script:
 
 
 @asynccontextmanager
-async def serving(script: Script) -> AsyncIterator[Endpoint]:
-    """An endpoint on loopback, closed at the end with everything that is still open."""
+async def serving(script: Script, *, bound: socket.socket | None = None) -> AsyncIterator[Endpoint]:
+    """An endpoint on loopback, closed at the end with everything that is still open; `bound` as for `peer`."""
     endpoint = Endpoint(script)
-    async with peer(endpoint.serve) as server:
+    async with peer(endpoint.serve, bound=bound) as server:
         endpoint.url = f"http://127.0.0.1:{server.port}/webhook"
         yield endpoint

@@ -1,0 +1,27 @@
+"""All breaks. To add one:
+
+- find the shortest piece of text that stands once in the file it is in, and what it would read were it wrong: short,
+  so that work on the code around it does not disturb the catalogue;
+- name what is broken in a sentence, and the promise that breaks with it;
+- name the fastest test that fails then. `python -m tests.mutants <a word of the name>` runs that break alone. Where
+  no test fails, a test is missing: write it first, where others would look for it.
+"""
+
+from tests.mutants.dispatcher import OF_THE_DISPATCHER
+from tests.mutants.door import OF_THE_DOOR
+from tests.mutants.fold import OF_THE_FOLD
+from tests.mutants.log import OF_THE_LOG
+from tests.mutants.mutant import Mutant
+from tests.mutants.projector import OF_THE_PROJECTOR
+from tests.mutants.values import OF_VALUES
+from tests.mutants.view import OF_THE_VIEW
+
+MUTANTS: tuple[Mutant, ...] = (
+    *OF_THE_FOLD,
+    *OF_THE_PROJECTOR,
+    *OF_THE_VIEW,
+    *OF_THE_DOOR,
+    *OF_THE_DISPATCHER,
+    *OF_THE_LOG,
+    *OF_VALUES,
+)

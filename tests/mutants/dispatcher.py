@@ -1,0 +1,85 @@
+"""Breaks of the dispatcher: who may deliver, when, how often, and whose turn it is."""
+
+from tests.mutants.mutant import Mutant
+
+_CLAIMS = "workers/dispatching/claims.py"
+_DELIVERY = "workers/dispatching/delivery.py"
+_TURNS = "workers/dispatching/turns.py"
+_WEBHOOK = "workers/webhook.py"
+
+_OF_CLAIMS = "tests/integration/test_dispatcher_claims.py::"
+_OF_DELIVERIES = "tests/integration/test_dispatcher_deliveries.py::"
+_OF_ANSWERS = "tests/integration/test_webhook_answers.py::"
+_OF_TURNS = "tests/unit/test_dispatch_turns.py::"
+
+OF_THE_DISPATCHER = (
+    Mutant(
+        name="a webhook is sent although its claim was ignored",
+        promise="G3",
+        file=_CLAIMS,
+        old="is_mine = answered.result()",
+        new="is_mine = True",
+        tests=(_OF_CLAIMS + "test_a_claim_on_a_cancelled_execution_is_not_given",),
+    ),
+    Mutant(
+        name="the claim of another process is taken for one's own",
+        promise="G3",
+        file=_CLAIMS,
+        old="return is_open and header.claimed_by == entry.claimed_by and header.lease == entry.lease",
+        new="return is_open and header.lease == entry.lease",
+        tests=(_OF_CLAIMS + "test_a_claim_belongs_to_the_one_whose_entry_came_first",),
+    ),
+    Mutant(
+        name="a webhook is sent later than five seconds after its claim",
+        promise="D6",
+        file=_DELIVERY,
+        old="if time.monotonic() - claim.since >= CLAIM_SECONDS:",
+        new="if False:",
+        tests=(_OF_CLAIMS + "test_a_claim_that_is_too_old_is_left_to_its_lease",),
+    ),
+    Mutant(
+        name="a retry is sent under the number of the attempt before",
+        promise="D6",
+        file=_DELIVERY,
+        old="dispatch_attempt=claim.lease.attempt,",
+        new="dispatch_attempt=max(1, item.header.dispatch.attempt),",
+        tests=(_OF_DELIVERIES + "test_every_attempt_is_signed_and_dated_anew",),
+    ),
+    Mutant(
+        name="a webhook follows a redirect",
+        promise="G7",
+        file=_WEBHOOK,
+        old="        return self._outcome(head)\n",
+        new=(
+            "        places = [value.decode() for name, value in head.headers if name == b'location']\n"
+            "        if 300 <= head.status_code <= 399 and places:\n"
+            "            return await self.post(msgspec.structs.replace(request, url=places[0]))\n"
+            "        return self._outcome(head)\n"
+        ),
+        tests=(_OF_ANSWERS + "test_a_redirect_is_a_failure_and_its_target_is_never_called",),
+    ),
+    Mutant(
+        name="a redirect counts as delivered",
+        promise="D6",
+        file=_WEBHOOK,
+        old="if 200 <= head.status_code <= 299:",
+        new="if 200 <= head.status_code <= 399:",
+        tests=(_OF_ANSWERS + "test_a_redirect_is_a_failure_and_its_target_is_never_called",),
+    ),
+    Mutant(
+        name="one tenant is served until nothing of it waits",
+        promise="G7",
+        file=_TURNS,
+        old="self._waiting.move_to_end(tenant)",
+        new="pass",
+        tests=(_OF_TURNS + "test_work_is_taken_in_turn_across_tenants_then_agents",),
+    ),
+    Mutant(
+        name="one tenant may have every place",
+        promise="G7",
+        file=_TURNS,
+        old="is_full = self._open_of_tenant[tenant] >= max(1, free * TENANT_SHARE)",
+        new="is_full = False",
+        tests=(_OF_TURNS + "test_one_tenant_alone_leaves_places_to_the_others",),
+    ),
+)
