@@ -1,8 +1,9 @@
 # Needs python3 (3.11 or later) and make; everything else is installed into .venv from requirements.lock.
 
 PYTHON ?= python3
-# Test processes: one for each core. Tests that wait for leases leave room for more: `make test WORKERS=4`.
+# Test processes: one for each core where tests compute, more where they wait for leases and servers.
 WORKERS ?= auto
+WAITERS ?= 4
 # `make run ONCE=1` ends after the demonstration; the exit code says whether it went as it must.
 ONCE ?=
 
@@ -11,9 +12,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 CODE := schemas kernel workers examples bench tests
 # The parts that must be covered whole, branch by branch.
 COVERED := --cov=schemas --cov=kernel/domain
+PURE := tests/unit tests/property tests/golden
+SERVED := tests/contract tests/integration tests/conformance tests/scenario tests/reference
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test lint types tidy suite coverage format mutants lock clean
+.PHONY: help venv run test lint types tidy pure suite coverage format mutants lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,7 +35,7 @@ venv: .venv/installed ## make .venv with the exact versions of requirements.lock
 run: venv ## start the stack and an agent, kill the agent half-way, see it resume (ONCE=1: then exit)
 	@ONCE='$(ONCE)' $(BIN)/python -m examples.demo
 
-test: lint types tidy suite ## everything that must pass: lint, types, rules, all tests, coverage of the pure parts
+test: lint types tidy pure suite ## everything that must pass: lint, types, rules, all tests, coverage of the pure parts
 
 lint: venv ## check style and layout
 	$(BIN)/ruff check .
@@ -45,12 +48,16 @@ types: venv ## check the types
 tidy: venv ## check the rules that are particular to this repository
 	$(BIN)/pytest -q tests/tidy
 
-suite: venv ## run all tests
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations 15 $(COVERED) --cov-report=
+pure: venv ## run the tests without servers; the pure parts must be covered whole
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations 5 $(COVERED) --cov-report= $(PURE)
 	$(BIN)/coverage report --fail-under 100
 
+# A file's tests share its servers and its waits, so they stay on one worker.
+suite: venv ## run the tests with real servers, from outside, and with the reference clients
+	$(BIN)/pytest -n $(WAITERS) --dist loadfile --durations 15 $(SERVED)
+
 coverage: venv ## run all tests and show what of the whole code they miss
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal --cov --cov-report term-missing:skip-covered
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --cov --cov-report term-missing:skip-covered
 
 format: venv ## lay out the code
 	$(BIN)/ruff format .

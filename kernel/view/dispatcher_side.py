@@ -1,14 +1,20 @@
 """RedisView as dispatchers use it: due work is taken, held and given back, all by the server's clock."""
 
+import logging
 from collections.abc import Sequence
 from typing import cast
 
+import msgspec
+
+from kernel.domain.errors import InvariantBroken
 from kernel.ports import DueItem, DueWork
 from kernel.view.client import Client
 from kernel.view.headers import checked_header
 from kernel.view.keys import due_member, parse_due_member, place, shard_keys
 from kernel.view.limits import SILENCE_MS_MAX
 from kernel.view.scripts import DEFER, TAKE_DUE
+
+logger = logging.getLogger(__name__)
 
 
 class RedisDispatcherView:
@@ -28,7 +34,8 @@ class RedisDispatcherView:
         next_due_ms, *found = cast("list[int | bytes]", reply)
         given = cast("list[bytes]", found)
         items = [_item(member.decode(), raw) for member, raw in zip(given[::2], given[1::2], strict=True)]
-        return DueWork(items=tuple(items), next_due_ms=None if next_due_ms == -1 else cast("int", next_due_ms))
+        sound = tuple(item for item in items if item is not None)
+        return DueWork(items=sound, next_due_ms=None if next_due_ms == -1 else cast("int", next_due_ms))
 
     async def defer(self, shard: int, items: Sequence[DueItem], *, delay_ms: int) -> None:
         if items:
@@ -36,7 +43,12 @@ class RedisDispatcherView:
             await self._client.run(DEFER, (shard_keys(shard).due,), (delay_ms, *members))
 
 
-def _item(member: str, raw: bytes) -> DueItem:
+def _item(member: str, raw: bytes) -> DueItem | None:
+    """Return the item, None where its header is damaged: one execution must not hold up the others of its batch."""
     kind, tenant, execution_id, agent_id = parse_due_member(member)
-    header = checked_header(raw, tenant=tenant, execution_id=execution_id)
+    try:
+        header = checked_header(raw, tenant=tenant, execution_id=execution_id)
+    except (InvariantBroken, msgspec.DecodeError) as error:
+        logger.critical("due work is left alone, since its execution is damaged in the view: %s", error)
+        return None
     return DueItem(kind=kind, tenant=tenant, agent_id=agent_id, execution_id=execution_id, header=header)

@@ -219,7 +219,8 @@ class RefusalSuite:
         harness.log.send(outgoing(b"too much"), spoken)
         await wait_until_async(lambda: spoken.said, "the refusal")
         with pytest.raises(LogUnavailable) as caught:
-            await append(harness.log)
+            # Waiting makes no room: it does not take until the time is up.
+            await asyncio.wait_for(append(harness.log), 5)
 
         assert isinstance(spoken.said[0], Rejected)
         assert spoken.said[0].is_full

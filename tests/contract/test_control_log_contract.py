@@ -111,6 +111,11 @@ class ControlLogContract:
 
         assert time.monotonic() - began_at < SECONDS / 2
 
+        # And one hint ends one wait.
+        began_at = time.monotonic()
+        await harness.log.wait_control(wait_seconds=SHORT_SECONDS)
+        assert time.monotonic() - began_at >= SHORT_SECONDS * 0.9
+
     async def test_a_wait_ends_when_its_time_is_up(self, harness: LogHarness) -> None:
         began_at = time.monotonic()
         await harness.log.wait_control(wait_seconds=SHORT_SECONDS)

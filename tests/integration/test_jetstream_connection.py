@@ -134,9 +134,12 @@ async def test_a_peer_that_is_there_but_dead_is_given_up_and_found_again(private
             sent = outgoing(b"after")
             said = await append(log, sent)
             received = await receive(follower, said.seq)
-        assert received[-1].entry_id == sent.entry_id
+            assert received[-1].entry_id == sent.entry_id
+            while late := await follower.next(messages_max=10, bytes_max=64 * MIB, wait_seconds=1.0):
+                received += late
         # What the dead peer's socket still held may have been stored; what had not left is gone for good.
-        assert len(received) < 12
+        assert sum(len(message.payload) == 5 * MIB for message in received) < 12
+        assert spoken.said == []
 
 
 async def test_closing_does_not_wait_for_a_dead_peer(private_nats: EmbeddedServer) -> None:

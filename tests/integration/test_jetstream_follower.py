@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 
 import nats
 import pytest
@@ -23,6 +24,7 @@ from tests.support.wait import wait_until_async
 STREAM = f"STEPWELL_{SHARD}"
 RESUMED_SECONDS_MAX = 3.0
 KIB = 1024
+MIB = 1024 * KIB
 
 
 @pytest_asyncio.fixture
@@ -39,11 +41,12 @@ def streams(operator: Client) -> JetStreamContext:
 
 @pytest_asyncio.fixture
 async def log(private_nats: EmbeddedServer) -> AsyncIterator[JetStreamLog]:
-    async for log in opened(private_nats, LIMITS):
+    async with opened(private_nats, LIMITS) as log:
         yield log
 
 
-async def opened(server: EmbeddedServer, limits: LogLimits) -> AsyncIterator[JetStreamLog]:
+@asynccontextmanager
+async def opened(server: EmbeddedServer, limits: LogLimits) -> AsyncGenerator[JetStreamLog]:
     log = await JetStreamLog.connect(server.url, shards=SHARDS, name="follower", limits=limits)
     try:
         await log.ensure_streams()
@@ -261,7 +264,7 @@ async def test_a_slow_reader_holds_no_more_than_its_bound(
     private_nats: EmbeddedServer, streams: JetStreamContext
 ) -> None:
     limits = replace(LIMITS, follow_bytes_max=64 * KIB)
-    async for log in opened(private_nats, limits):
+    async with opened(private_nats, limits) as log:
         payloads = [bytes(4 * KIB - 1) + bytes([number]) for number in range(100)]
         await append_many(log, payloads)
         async with log.follow(SHARD, after_seq=0) as follower:
@@ -293,6 +296,28 @@ async def test_flow_control_lets_a_large_stream_through_whole(log: JetStreamLog)
     assert [(message.seq, message.payload[0], len(message.payload)) for message in received] == [
         (number + 1, number, size) for number in range(count)
     ]
+
+
+async def test_a_broker_held_back_by_a_slow_reader_goes_on_with_the_reader(
+    private_nats: EmbeddedServer, streams: JetStreamContext
+) -> None:
+    size, count = 512 * KIB, 60
+    # Heartbeats offer the same chance to go on, so they are kept out of the way.
+    async with opened(private_nats, replace(LIMITS, follow_bytes_max=12 * MIB, heartbeat_seconds=30)) as log:
+        for _ in range(count):
+            await append(log, outgoing(bytes(size)))
+        async with log.follow(SHARD, after_seq=0) as follower:
+            await wait_until_async(lambda: delivered(streams, 7 * MIB // size), "the broker to be well ahead")
+            began_at = time.monotonic()
+            await receive(follower, count, messages_max=1)
+
+            assert time.monotonic() - began_at < RESUMED_SECONDS_MAX
+            assert follower.restarts == 0
+
+
+async def delivered(streams: JetStreamContext, count: int) -> bool:
+    [consumer] = await streams.consumers_info(STREAM)
+    return consumer.delivered is not None and consumer.delivered.consumer_seq >= count
 
 
 async def test_a_follower_leaves_no_consumer_behind(log: JetStreamLog, streams: JetStreamContext) -> None:

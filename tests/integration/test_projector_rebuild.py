@@ -3,11 +3,12 @@
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from kernel.domain.identity import shard_of
 from kernel.ports import Outgoing
 from schemas.entries import decode_entry
-from tests.support.folding import started
+from schemas.ids import new_uuid7
 from tests.support.projecting import Projection
 from tests.support.wait import wait_until_async
 from tests.support.worlds import World
@@ -85,8 +86,6 @@ async def test_a_half_way_batch_whose_owner_died_is_rebuilt_by_the_next(seed: in
 @pytest.mark.parametrize("damage", ["a field is gone", "the header is gone", "a field too many"])
 async def test_a_view_that_contradicts_itself_is_rebuilt(damage: str):
     projection = Projection()
-    log = started()
-    log.now = projection.now
     stamped = World(random.Random(1), entries=40, now=projection.now)
     outgoing = stamped.outgoing()
     await projection.append(*outgoing[:-1])
@@ -136,3 +135,25 @@ def test_a_world_spans_every_kind_of_entry(seed: int):
     kinds = {type(decode_entry(each.payload)).__name__ for each in outgoing}
     assert len(kinds) >= 8
     assert len({shard_of(each.execution_id, 8) for each in outgoing}) >= 1
+
+
+async def test_another_executions_header_in_the_view_is_damage_and_rebuilt(seed: int):
+    projection = Projection()
+    outgoing = world_now(seed, projection, entries=60)
+    last = next(each for each in reversed(outgoing) if each.execution_id != outgoing[0].execution_id)
+    await projection.append(*outgoing)
+    async with projection.projector():
+        await projection.level()
+    before = projection.contents()
+    hashes = projection.view.shard(0).hashes
+    place = (last.tenant, last.execution_id)
+    other = next(fields for at, fields in hashes.items() if at != place)
+    hashes[place] = dict(hashes[place]) | {b"h": other[b"h"]}
+
+    async with projection.projector("successor"):
+        await projection.append(replace(last, entry_id=new_uuid7(), payload=b"{}"))
+        await projection.level()
+
+    after = projection.contents()
+    assert set(after["parked"]) == {len(outgoing) + 1}  # type: ignore[call-overload]  # a dict, as contents says
+    assert set(after["hashes"]) == set(before["hashes"])  # type: ignore[call-overload]  # a dict, as contents says

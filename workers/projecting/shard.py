@@ -11,7 +11,7 @@ from collections import deque
 from typing import NoReturn
 
 from kernel.domain.duty import duties
-from kernel.domain.errors import KernelError, OwnershipLost, ViewUnavailable
+from kernel.domain.errors import InvariantBroken, KernelError, OwnershipLost, ViewUnavailable
 from kernel.ports import (
     Batch,
     Follower,
@@ -75,9 +75,11 @@ class ShardOwner:
             except ViewUnavailable as error:
                 logger.warning("shard %d starts anew: %s", self.shard, error)
                 await asyncio.sleep(RESEND_PAUSE_SECONDS)
-            except ViewDamaged as error:
-                logger.critical("shard %d: %s", self.shard, error)
+            except (ViewDamaged, InvariantBroken) as error:
+                logger.critical("shard %d: the view is damaged: %s", self.shard, error)
                 self._is_damaged = True
+                # Damage that comes back at once must be no busy loop, and the fence must not run out meanwhile.
+                await asyncio.sleep(self._settings.owner_ttl_seconds / 4)
 
     async def release(self) -> None:
         """Hand the shard over, so that the next owner need not wait for the fence to run out."""
@@ -176,10 +178,13 @@ class ShardOwner:
         )
 
     async def _check_view(self) -> None:
-        """Renew the fence; a view that lost or rewound its watermark is not this memory's view any more."""
+        """Renew the fence; a view that lost or rewound its watermark is not this memory's view any more.
+
+        An empty batch says so to the view itself: it refuses, and lets the next owner in with a new lease floor.
+        """
         found = await self._keep()
         if found.is_dirty or found.watermark != self._watermark:
-            raise ViewUnavailable("the view is not where this owner left it", reason="view_unavailable")
+            await self._apply(self._batch_of(NOTHING_FOLDED, self._watermark))
 
     async def _fold(self, waiting: deque[LogMessage]) -> None:
         """Fold a run of messages into one batch, apply it, and tell whoever waits."""
@@ -231,8 +236,8 @@ class ShardOwner:
     async def _apply(self, batch: Batch) -> None:
         """Apply one batch, whatever it takes: this owner alone still holds the bytes of a half-applied one.
 
-        New watermark: applied. Old and not dirty: fold again (the caller starts anew). Old and dirty: the very same
-        batch is sent again. Anything else: ownership is lost.
+        New watermark: applied. Old, dirty or not: the very same batch is sent again. Anything else: the view itself
+        refuses the batch, and ownership is lost.
         """
         for _ in range(RESENDS_MAX):
             try:
@@ -247,8 +252,6 @@ class ShardOwner:
             if found.watermark == batch.watermark and not found.is_dirty and batch.watermark != batch.expected:
                 self._watermark = batch.watermark
                 return
-            if found.watermark != batch.expected:
-                raise ViewUnavailable("the view went elsewhere", reason="view_unavailable")
         raise ViewUnavailable("a batch could not be applied", reason="view_unavailable")
 
     async def _keep_patiently(self) -> ViewState:

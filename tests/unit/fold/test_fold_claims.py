@@ -1,4 +1,4 @@
-"""Claims that come while an attempt is on its way, or with the agent: the number alone does not make one good."""
+"""A claim while it lasts: no other is accepted beside it, and it is acknowledged once."""
 
 from schemas.answers import Done, Ignored
 from schemas.entries import Lease
@@ -23,3 +23,17 @@ def test_the_next_attempt_is_not_claimed_from_an_agent_that_works():
     assert log.submit().decision == "proceed"
     log.expire()
     assert log.claim(attempt=2) == Done()
+
+
+def test_a_claim_is_acknowledged_once_however_often_its_lease_is_used():
+    log = started()
+    for _ in range(2):
+        log.heartbeat()
+        log.complete_step(log.submit().step_id)
+        log.delivered()
+    assert log.event_types.count("dispatch.acked") == 1
+
+    log.next_attempt()
+    log.heartbeat()
+    log.heartbeat()
+    assert log.event_types.count("dispatch.acked") == 2

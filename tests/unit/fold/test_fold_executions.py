@@ -6,7 +6,7 @@ import pytest
 from msgspec import Raw
 
 from kernel.domain.duty import NO_DUTIES, duties
-from kernel.domain.fold import Position, fold, park
+from kernel.domain.fold import Folded, Position, fold, park
 from schemas.answers import Created, Done, Ignored, Refusal
 from schemas.entries import Lease
 from tests.support.folding import (
@@ -175,6 +175,14 @@ def test_a_late_or_repeated_entry_folds_to_nothing_and_is_answered_to_nobody():
     assert log.live_header.status == "running"
     assert log.live_header.entry_count == 4
     assert log.append(cancelled, stored_at=cancelled.expires) == Done()
+
+
+def test_a_creation_that_came_late_makes_nothing():
+    log = ListLog()
+    log.create()
+    entry, position = log.entries[0]
+    late = Position(seq=1, stored_at=entry.expires + 1, payload=position.payload)
+    assert fold(None, DictRecords(), entry, late) == Folded(header=None, answer=None)
 
 
 def test_entries_of_an_execution_that_does_not_exist():
