@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from statistics import median
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ CREATED = ["execution.created", "execution.started", "dispatch.queued"]
 SUBMITTED = ["step.proposed", "step.allowed", "step.executing"]
 # Longer than the wait before a second attempt, 1.25 s at most, and far shorter than a lease.
 QUIET_SECONDS = 3
+USES = ("submit", "heartbeat")
 
 
 async def test_k69_a_webhook_arrives_within_100_ms_of_the_create(kernel: Kernel) -> None:
@@ -31,7 +33,7 @@ async def test_k69_a_webhook_arrives_within_100_ms_of_the_create(kernel: Kernel)
         seconds.append(delivery.at - answered_at)
         accepted(await agent.lease_of(delivery).complete_execution(), 204)
 
-    assert sorted(seconds)[RUNS // 2] < ARRIVAL_SECONDS_MAX, seconds
+    assert median(seconds) < ARRIVAL_SECONDS_MAX, seconds
 
 
 async def test_k70_a_503_and_then_a_200_are_a_failed_attempt_and_an_acknowledged_one(kernel: Kernel) -> None:
@@ -87,7 +89,8 @@ class Held:
         self._answer.set_result(answer)
 
     async def __call__(self, delivery: Delivery) -> Answer:
-        return await self._answer if delivery.attempt == 1 else Answer(200)
+        # Shielded, because the end of a test cancels what waits at its endpoint.
+        return await asyncio.shield(self._answer) if delivery.attempt == 1 else Answer(200)
 
 
 async def _use(lease: Lease, what: str) -> list[str]:
@@ -103,19 +106,18 @@ async def _quiet(agent: Agent, execution_id: str) -> list[dict[str, Any]]:
     """The events, after a time in which none was added and no delivery made."""
     before = await agent.kernel.events(execution_id)
     count = len(agent.endpoint.of(execution_id))
-    answer = await agent.kernel.get(
-        f"/v0/executions/{execution_id}/events", after_seq=len(before), wait=QUIET_SECONDS
-    )
+    answer = await agent.kernel.get(f"/v0/executions/{execution_id}/events", after_seq=len(before), wait=QUIET_SECONDS)
     assert accepted(answer) == []
     assert len(agent.endpoint.of(execution_id)) == count
     return before
 
 
-@pytest.mark.parametrize("status", [500, 200])
-@pytest.mark.parametrize("what", ["submit", "heartbeat"])
-async def test_k76_a_request_before_the_webhooks_answer_acknowledges_the_attempt(
-    kernel: Kernel, what: str, status: int
-) -> None:
+async def test_k76_a_request_before_the_webhooks_answer_acknowledges_the_attempt(kernel: Kernel) -> None:
+    runs = [_used_before_the_answer(kernel, what, status) for what in USES for status in (500, 200)]
+    await asyncio.gather(*runs)
+
+
+async def _used_before_the_answer(kernel: Kernel, what: str, status: int) -> None:
     held = Held()
     agent = await kernel.agent(held)
     lease = await agent.start()
@@ -136,8 +138,11 @@ async def test_k76_a_request_before_the_webhooks_answer_acknowledges_the_attempt
     assert len(agent.endpoint.of(lease.execution_id)) == 1
 
 
-@pytest.mark.parametrize("what", ["submit", "heartbeat"])
-async def test_k76_a_request_after_the_500_acknowledges_and_cancels_the_redelivery(kernel: Kernel, what: str) -> None:
+async def test_k76_a_request_after_the_500_acknowledges_and_cancels_the_redelivery(kernel: Kernel) -> None:
+    await asyncio.gather(*(_used_after_the_500(kernel, what) for what in USES))
+
+
+async def _used_after_the_500(kernel: Kernel, what: str) -> None:
     agent = await kernel.agent(in_turn(Answer(500), Answer(200)))
     lease = await agent.start()
     await kernel.wait_for_event(lease.execution_id, "dispatch.failed")

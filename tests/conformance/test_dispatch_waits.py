@@ -3,6 +3,7 @@
 import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from itertools import pairwise
 
 from tests.conformance.harness.agent import Agent
 from tests.conformance.harness.endpoint import Answer, in_turn
@@ -36,9 +37,7 @@ async def test_k71_five_failed_deliveries_at_growing_waits_end_the_execution(ker
     deliveries = agent.endpoint.of(execution["id"])
     assert [each.attempt for each in deliveries] == [1, 2, 3, 4, 5]
     assert len({each.dispatch_id for each in deliveries}) == 1
-    waits = [
-        later.at - (earlier.answered_at or 0.0) for earlier, later in zip(deliveries, deliveries[1:], strict=False)
-    ]
+    waits = [later.at - (earlier.answered_at or 0.0) for earlier, later in pairwise(deliveries)]
     for number, wait in enumerate(waits):
         assert 2**number <= wait <= 1.25 * 2**number + SLACK_SECONDS, waits
     events = await kernel.events(execution["id"])
@@ -74,7 +73,7 @@ async def test_k72_an_acknowledged_dispatch_that_is_never_worked_on_has_five_lea
     assert [each.attempt for each in deliveries] == [1, 2, 3, 4, 5]
     assert len({each.dispatch_id for each in deliveries}) == 1
     moments = [each.at for each in deliveries] + [ended_at]
-    leases = [later - earlier for earlier, later in zip(moments, moments[1:], strict=False)]
+    leases = [later - earlier for earlier, later in pairwise(moments)]
     for lease in leases:
         assert LEASE_SECONDS - 0.1 <= lease <= LEASE_SECONDS + 1.0 + SLACK_SECONDS, leases
     types = await kernel.event_types(execution["id"])
@@ -112,9 +111,7 @@ async def test_k74_retry_after_may_be_a_date(kernel: Kernel) -> None:
     moment = datetime.now(UTC) + timedelta(seconds=8)
     # A date has whole seconds.
     date = moment.replace(microsecond=0)
-    agent = await kernel.agent(
-        in_turn(Answer(503, {"Retry-After": format_datetime(date, usegmt=True)}), Answer(200))
-    )
+    agent = await kernel.agent(in_turn(Answer(503, {"Retry-After": format_datetime(date, usegmt=True)}), Answer(200)))
     execution = await agent.create()
 
     await _wait_seconds(agent, execution["id"])

@@ -267,8 +267,10 @@ async def test_k39_a_configured_deadline_cancels_at_most_a_second_late(stacks: S
 
         due_at = _seconds(created["deadline_at"])
         assert due_at - _seconds(created["created_at"]) == pytest.approx(DEADLINE_SECONDS, abs=0.05)
-        assert 0 <= noticed_at - due_at <= 1.0
         execution = await kernel.execution(lease.execution_id)
+        assert 0 <= _seconds(execution["completed_at"]) - due_at <= 1.0
+        # What the record says has happened by then; the rest is the way of the news to this test.
+        assert 0 <= noticed_at - due_at <= 2.0
         assert (execution["status"], execution["failure_reason"]) == ("cancelled", "deadline_exceeded")
         assert execution["deadline_at"] == created["deadline_at"]
         cancelled_step = ("step.cancelled", {"error": {"reason": "execution_cancelled"}})

@@ -12,7 +12,7 @@ from tests.conformance.harness.kernel import Kernel
 from tests.conformance.harness.routes import UNKNOWN_STEP
 
 PAGE_MAX = 1000
-AT_ONCE = 50
+AT_ONCE = 20
 
 
 async def _mixed(kernel: Kernel) -> tuple[Lease, list[str]]:

@@ -1,6 +1,7 @@
 """K68, K75: what a webhook is, and what an agent that answers badly can do."""
 
 import time
+from statistics import median
 from typing import Any
 
 from tests.conformance.harness.agent import Agent
@@ -89,10 +90,13 @@ async def test_k75_a_silent_agent_is_given_up_after_thirty_seconds_and_holds_up_
     execution_ids = [(await silent.create())["id"] for _ in range(SILENT)]
     await wait_until_async(lambda: len(silent.endpoint.deliveries) == SILENT, "every webhook to be open")
 
-    seconds = sorted([await _arrival_seconds(other) for _ in range(OTHERS)])
+    seconds: list[float] = []
+    ends_at = time.monotonic() + DELIVERY_SECONDS / 2
+    while len(seconds) < OTHERS and time.monotonic() < ends_at:
+        seconds.append(await _arrival_seconds(other))
 
-    assert seconds[OTHERS // 2] < 0.1, seconds
-    assert seconds[-1] < 1.0, seconds
+    assert median(seconds) < 0.1, seconds
+    assert max(seconds) < 1.0, seconds
     assert [each.ended_at for each in silent.endpoint.deliveries] == [None] * SILENT
     for execution_id in execution_ids[:3]:
         failed = await kernel.wait_for_event(execution_id, "dispatch.failed", deadline_seconds=DELIVERY_SECONDS + 5)

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from kernel.domain.identity import shard_of
 from kernel.ports import Outgoing, answers_channel, changes_channel, due_channel
-from schemas.answers import AnswerBatch, Created, decode_answer, decode_batch
+from schemas.answers import AnswerBatch, Created, Decided, decode_answer, decode_batch
 from schemas.entries import encode_entry
 from schemas.ids import new_uuid7
 from tests.support.folding import ListLog
@@ -96,19 +96,37 @@ async def test_a_rebuild_answers_nobody(seed: int):
 
 async def test_an_entry_stored_twice_counts_once_also_after_a_take_over():
     projection = Projection()
-    outgoing = creation(projection)
+    log = ListLog()
+    log.now = projection.now
+    log.create()
+    log.claim()
+    log.submit("pay", 1)
+    entries = [replace(entry, id=new_uuid7()) if entry.expires else entry for entry, _ in log.entries]
+    outgoing = [
+        Outgoing(
+            shard=0,
+            tenant=entry.tenant,
+            execution_id=entry.execution_id,
+            entry_id=entry.id,
+            payload=encode_entry(entry),
+            reply_to="",
+        )
+        for entry in entries
+    ]
     async with projection.projector():
-        await projection.append(outgoing)
+        await projection.append(*outgoing)
         await projection.level()
-    again = replace(outgoing, entry_id=new_uuid7())
-    await projection.append(again)
-    message = await projection.log.get(0, 1)
-    assert message is not None
-    await projection.damaged(2, payload=message.payload, entry_id=message.entry_id, checksum=message.checksum)
+    first = await projection.log.get(0, 3)
+    assert first is not None
+    # The broker forgot the id: a second copy lies in the log.
+    await projection.append(replace(outgoing[2], entry_id=new_uuid7()))
+    await projection.damaged(4, payload=first.payload, entry_id=first.entry_id, checksum=first.checksum)
     async with projection.projector("successor"):
         await projection.level()
     header = next(iter(projection.view.shard(0).headers("default")))
-    assert (header.entry_count, header.event_count) == (2, 3)
-    answer = (await projection.view.stored_answer(0, outgoing.entry_id)).value
+    assert (header.entry_count, header.step_count) == (4, 1)
+    answer = (await projection.view.stored_answer(0, first.entry_id)).value
     assert answer is not None
-    assert decode_answer(answer) == Created(outgoing.execution_id)
+    decided = decode_answer(answer)
+    assert isinstance(decided, Decided)
+    assert decided.decision == "proceed"

@@ -43,7 +43,7 @@ OF_THE_DISPATCHER = (
         file=_DELIVERY,
         old="dispatch_attempt=claim.lease.attempt,",
         new="dispatch_attempt=max(1, item.header.dispatch.attempt),",
-        tests=(_OF_DELIVERIES + "test_every_attempt_is_signed_and_dated_anew",),
+        tests=(_OF_DELIVERIES + "test_a_failure_is_told_and_the_next_attempt_acknowledged",),
     ),
     Mutant(
         name="a webhook follows a redirect",

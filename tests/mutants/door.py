@@ -50,8 +50,8 @@ OF_THE_DOOR = (
         promise="G9",
         file=_PIPELINE,
         old="        if now >= wait.give_up_at:\n",
-        new="        if now >= wait.deadline + 9:\n",
-        tests=(_OF_PIPELINE + "test_nothing_is_published_when_the_fold_would_take_it_for_late",),
+        new="        if now >= wait.deadline:\n",
+        tests=("tests/unit/test_door_giving_up.py::test_a_log_that_comes_back_too_late_is_not_sent_the_entry",),
     ),
     Mutant(
         name="an entry is published once and never again",

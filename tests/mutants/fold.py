@@ -9,10 +9,11 @@ _DISPATCHES = "kernel/domain/fold/dispatches.py"
 _ENDINGS = "kernel/domain/fold/endings.py"
 _EXECUTIONS = "kernel/domain/fold/executions.py"
 
-_SUBMIT = "tests/unit/fold/test_fold_submit.py::"
-_OUTCOMES = "tests/unit/fold/test_fold_outcomes.py::"
-_DISPATCH = "tests/unit/fold/test_fold_dispatch.py::"
-_ENDS = "tests/unit/fold/test_fold_executions.py::"
+_UNIT = "tests/unit/fold/"
+_SUBMIT = _UNIT + "test_fold_submit.py::"
+_OUTCOMES = _UNIT + "test_fold_outcomes.py::"
+_DISPATCH = _UNIT + "test_fold_dispatch.py::"
+_ENDS = _UNIT + "test_fold_executions.py::"
 
 OF_THE_FOLD = (
     Mutant(
@@ -29,7 +30,7 @@ OF_THE_FOLD = (
         file=_DISPATCHES,
         old='if header.is_terminal or dispatch.state not in ("due", "waiting"):',
         new="if header.is_terminal:",
-        tests=("tests/unit/fold/test_fold_claims.py::test_the_next_attempt_is_not_claimed_while_one_is_in_flight",),
+        tests=(_UNIT + "test_fold_claims.py::test_the_next_attempt_is_not_claimed_while_one_is_in_flight",),
     ),
     Mutant(
         name="the counters are kept at a claim",
@@ -223,7 +224,7 @@ OF_THE_FOLD = (
         file=_ENDINGS,
         old="for step_id in draft.header.open_steps:",
         new="for step_id in reversed(draft.header.open_steps):",
-        tests=(_ENDS + "test_complete_closes_the_rest_in_order",),
+        tests=(_UNIT + "test_fold_endings.py::test_open_steps_are_cancelled_by_first_submission",),
     ),
     Mutant(
         name="dispatch.acked is emitted by every use of the lease",
@@ -231,7 +232,7 @@ OF_THE_FOLD = (
         file=_DISPATCHES,
         old="if not header.is_lease_acknowledged:",
         new="if True:",
-        tests=(_DISPATCH + "test_a_2xx_acknowledges_once",),
+        tests=(_UNIT + "test_fold_claims.py::test_a_claim_is_acknowledged_once_however_often_its_lease_is_used",),
     ),
     Mutant(
         name="a lease expires although it was renewed since",

@@ -8,22 +8,23 @@ _APPENDING = "kernel/log/appending.py"
 _ON_MEMORY = "tests/contract/test_log_contract.py::TestMemoryLog::"
 _ON_JETSTREAM = "tests/contract/test_log_contract.py::TestJetStreamLog::"
 
-_KEEP_FOR_LATER = """
+_REFUSED = """
+            raise LogUnavailable("not connected to the log")
+        if max("""
+_KEPT_FOR_LATER = """
             async def later() -> None:
                 await self.wait_connected()
                 self.publish(subject, payload, reply=reply, headers=headers, size=size)
 
-            self._kept = asyncio.ensure_future(later())
-            return
-        if max("""
+            self._kept = asyncio.ensure_future(later())"""
 
 OF_THE_LOG = (
     Mutant(
         name="what is published while disconnected is kept and sent later",
         promise="G9",
         file="kernel/log/connection.py",
-        old='\n            raise LogUnavailable("not connected to the log")\n        if max(',
-        new=_KEEP_FOR_LATER,
+        old=_REFUSED,
+        new=_KEPT_FOR_LATER + _REFUSED,
         tests=(_ON_JETSTREAM + "test_what_is_refused_in_an_outage_is_never_sent_later",),
     ),
     Mutant(
@@ -41,6 +42,14 @@ OF_THE_LOG = (
         old='ENTRY_ID_HEADER = "Nats-Msg-Id"',
         new='ENTRY_ID_HEADER = "Stepwell-Entry"',
         tests=(_ON_JETSTREAM + "test_a_repeated_id_is_stored_once_and_named_by_its_first_sequence",),
+    ),
+    Mutant(
+        name="a full log drops its oldest entries",
+        promise="G8",
+        file="kernel/log/streams.py",
+        old='discard="new"',
+        new='discard="old"',
+        tests=(_ON_JETSTREAM + "test_a_full_shard_refuses_keeps_what_it_has_and_takes_again",),
     ),
     Mutant(
         name="a subject is built without a tenant",

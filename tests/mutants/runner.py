@@ -18,14 +18,14 @@ import msgspec
 from tests.mutants.copies import Copy, sources
 from tests.mutants.mutant import EXIT_FAILED, Mutant, fault_of
 
-MUTANT_SECONDS_MAX = 90.0
+MUTANT_SECONDS_MAX = 60.0
 """For the tests of one break. Longer is a fault of the catalogue: a test has to fail, not to hang."""
 UNBROKEN_SECONDS_MAX = 400.0
 TOLD_LINES_MAX = 40
 """Lines of pytest's output that a fault is shown with."""
 
 _FAILED = re.compile(r"\b\d+ failed\b")
-_SLOW_TO_IMPORT = ("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:cov")
+_WITHOUT = ("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:cov")
 
 Verdict = Literal["killed", "survived", "error"]
 Tell = Callable[[str], None]
@@ -122,7 +122,7 @@ def _apply_all(copies: Sequence[Copy], mutants: Sequence[Mutant], tell: Tell) ->
     return [outcomes[mutant.name] for mutant in mutants]
 
 
-def _apply(free: "queue.SimpleQueue[Copy]", mutant: Mutant) -> Outcome:
+def _apply(free: queue.SimpleQueue[Copy], mutant: Mutant) -> Outcome:
     copy = free.get()
     started_at = time.monotonic()
     try:
@@ -146,7 +146,7 @@ def _judged(mutant: Mutant, ended: Ended) -> tuple[Verdict, str]:
 
 
 def _pytest(folder: Path, tests: Sequence[str], *, seconds: float) -> Ended:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=short", *_SLOW_TO_IMPORT, *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=short", *_WITHOUT, *tests]
     # A session of its own, so that what the tests have started can be ended with them.
     process = subprocess.Popen(
         command,

@@ -119,6 +119,22 @@ OF_THE_VIEW = (
         tests=(_ON_MEMORY + "test_a_held_item_is_given_to_no_other_until_the_hold_ends",),
     ),
     Mutant(
+        name="an execution that is folded anew keeps fields of before",
+        promise="G6",
+        file="kernel/view/commands.py",
+        old='arguments += ("UNLINK", key, 0)',
+        new="pass",
+        tests=(_ON_REDIS + "test_an_execution_folded_anew_has_its_new_fields_alone",),
+    ),
+    Mutant(
+        name="after a rebuild a lease expires before agents could renew it",
+        promise="D5",
+        file=_APPLY,
+        old="redis.call('SET', floor, math.max(tonumber(redis.call('GET', floor) or 0), now + lease_ms))",
+        new="",
+        tests=(_ON_REDIS + "test_after_a_rebuild_no_lease_expires_before_another_lease_has_passed",),
+    ),
+    Mutant(
         name="the tenant is left out of the key of an execution",
         promise="G7",
         file=_KEYS,

@@ -181,6 +181,7 @@ def test_a_creation_that_came_late_makes_nothing():
     log = ListLog()
     log.create()
     entry, position = log.entries[0]
+    assert entry.expires is not None
     late = Position(seq=1, stored_at=entry.expires + 1, payload=position.payload)
     assert fold(None, DictRecords(), entry, late) == Folded(header=None, answer=None)
 
