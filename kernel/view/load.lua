@@ -1,6 +1,6 @@
 #!lua flags=no-writes
 -- Reads what the fold of a batch needs, at one moment and in one reply: for every execution the fields asked for,
--- the length of its hash, and whether the directory knows it. A pipeline would cost the reader a reply each.
+-- the length of its hash, and its place in the directory. A pipeline would cost the reader a reply each.
 --
 -- KEYS: watermark (it names the slot). ARGV: per execution: hash, directory, directory field, number of fields, fields.
 local CHUNK = 4000
@@ -25,7 +25,7 @@ while at <= total do
   end
   answer[#answer + 1] = values
   answer[#answer + 1] = redis.call('HLEN', key)
-  answer[#answer + 1] = redis.call('HEXISTS', ARGV[at + 1], ARGV[at + 2])
+  answer[#answer + 1] = redis.call('HGET', ARGV[at + 1], ARGV[at + 2])
   at = last + 1
 end
 return answer

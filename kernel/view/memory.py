@@ -106,7 +106,8 @@ class MemoryView:
         for fetch in fetches:
             fields = state.hash(fetch.tenant, fetch.execution_id)
             values = tuple(fields.get(name) for name in fetch.fields)
-            is_listed = fetch.execution_id in state.directory
+            place = state.directory.get(fetch.execution_id)
+            is_listed = place is not None and place.tenant == fetch.tenant
             found.append(Fetched(values=values, field_count=len(fields), is_listed=is_listed))
         return found
 

@@ -17,6 +17,7 @@ from kernel.view.keys import (
     directory_field,
     directory_key,
     execution_key,
+    located,
     shard_keys,
 )
 from kernel.view.scripts import (
@@ -145,7 +146,11 @@ def _fetched(fetches: Sequence[Fetch], reply: list[Reply]) -> list[Fetched]:
             Fetched(
                 values=tuple(values),
                 field_count=cast("int", reply[3 * at + 1]),
-                is_listed=reply[3 * at + 2] == 1,
+                is_listed=_is_listed(cast("bytes | None", reply[3 * at + 2]), fetch.tenant),
             )
         )
     return found
+
+
+def _is_listed(place: bytes | None, tenant: str) -> bool:
+    return place is not None and located(place).tenant == tenant

@@ -11,7 +11,7 @@ from collections import deque
 from typing import NoReturn
 
 from kernel.domain.duty import duties
-from kernel.domain.errors import InvariantBroken, KernelError, OwnershipLost, ViewUnavailable
+from kernel.domain.errors import InvariantBroken, KernelError, OwnershipLost, Unavailable, ViewUnavailable
 from kernel.ports import (
     Batch,
     Follower,
@@ -72,7 +72,7 @@ class ShardOwner:
             try:
                 await self._take_over()
                 await self._follow()
-            except ViewUnavailable as error:
+            except Unavailable as error:
                 logger.warning("shard %d starts anew: %s", self.shard, error)
                 await asyncio.sleep(RESEND_PAUSE_SECONDS)
             except (ViewDamaged, InvariantBroken) as error:

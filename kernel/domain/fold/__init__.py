@@ -81,6 +81,9 @@ def fold(header: Header | None, records: Records, entry: AnyEntry, position: Pos
     Neither the header nor the records are changed. Raises InvariantBroken where the state contradicts itself: the
     caller parks the entry.
     """
+    if header is not None and header.tenant != entry.tenant:
+        # Of another tenant's execution an entry learns and leaves as much as of one that does not exist.
+        return Folded(header=None, answer=missing(entry))
     if position.is_repeated or is_late(entry, position):
         return unchanged(header, position, None)
     if isinstance(entry, ExecutionCreated):
@@ -89,7 +92,7 @@ def fold(header: Header | None, records: Records, entry: AnyEntry, position: Pos
         draft, answer = executions.create(entry, records, position)
         return Folded(header=None, answer=answer) if draft is None else finished(draft, position, answer)
     if header is None:
-        return Folded(header=None, answer=NOT_FOUND if entry.expires is not None else Ignored())
+        return Folded(header=None, answer=missing(entry))
     if isinstance(entry, ExecutionReleased):
         return released(header, position)
     if header.halted:
@@ -99,6 +102,11 @@ def fold(header: Header | None, records: Records, entry: AnyEntry, position: Pos
     if isinstance(answer, Refusal | Ignored):
         return unchanged(header, position, answer)
     return finished(draft, position, answer)
+
+
+def missing(entry: AnyEntry) -> AnyAnswer:
+    """Answer an entry whose execution does not exist; system entries, which have no expiry, expect no refusal."""
+    return NOT_FOUND if entry.expires is not None else Ignored()
 
 
 def is_late(entry: AnyEntry, position: Position) -> bool:

@@ -8,7 +8,7 @@ from msgspec import Raw
 from kernel.domain.duty import NO_DUTIES, duties
 from kernel.domain.fold import Folded, Position, fold, park
 from schemas.answers import Created, Done, Ignored, Refusal
-from schemas.entries import Lease
+from schemas.entries import DispatchClaimed, ExecutionCancelled, Lease, StepCompleted
 from tests.support.folding import (
     DISPATCH,
     EXECUTION,
@@ -167,8 +167,6 @@ def test_a_late_or_repeated_entry_folds_to_nothing_and_is_answered_to_nobody():
     log = started()
     late_by = 24 * SECOND + 1
     entry = {**log.stamp(), "cancelled_by": "api"}
-    from schemas.entries import ExecutionCancelled
-
     cancelled = ExecutionCancelled(**entry)
     assert log.append(cancelled, stored_at=log.now + late_by) is None
     assert log.append(cancelled, is_repeated=True) is None
@@ -192,6 +190,21 @@ def test_entries_of_an_execution_that_does_not_exist():
     assert answer == Refusal("not_found", "execution not found")
     assert log.agent_missing() == Ignored()
     assert log.header is None
+
+
+def test_an_entry_of_another_tenant_learns_and_leaves_nothing():
+    log = started()
+    step = log.submit("tool", 1).step_id
+    before = log.live_header
+    foreign = [
+        StepCompleted(**(log.stamp() | {"tenant": "other"}), lease=log.lease, step_id=step, result=raw(1)),
+        ExecutionCancelled(**(log.stamp() | {"tenant": "other"}), cancelled_by="other"),
+    ]
+    for entry in foreign:
+        assert log.append(entry) == Refusal("not_found", "execution not found")
+    due = DispatchClaimed(**(log.stamp(is_system=True) | {"tenant": "other"}), lease=log.lease, claimed_by="x")
+    assert log.append(due) == Ignored()
+    assert log.live_header is before
 
 
 def test_a_parked_entry_halts_its_execution_until_it_is_released():
