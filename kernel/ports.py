@@ -206,7 +206,7 @@ class Fetch(msgspec.Struct, frozen=True):
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """The fields' values in the order asked, the hash's length, and whether the directory has the id as this tenant's."""
+    """The values in the order asked, the hash's length, and whether the directory has the id as this tenant's."""
 
     values: tuple[bytes | None, ...]
     field_count: int

@@ -23,8 +23,8 @@ async def _full(kernel: Kernel) -> tuple[Lease, list[str]]:
     return lease, await asyncio.gather(*(submit(number) for number in range(OPEN_MAX)))
 
 
-async def _assert_refused(lease: Lease, **options: str) -> None:
-    answer = await lease.submit("one-more", **options)
+async def _assert_refused(lease: Lease, target: str = "one-more", **options: str) -> None:
+    answer = await lease.submit(target, **options)
     assert details(answer, 429, "rate_limited") == {"reason": "open_steps"}
     assert int(answer.headers["retry-after"]) >= 1
 
@@ -37,7 +37,7 @@ async def test_k118_a_step_beyond_a_thousand_open_ones_is_refused_and_all_else_w
     lease = await lease.expired()
     # What exists is not new, whatever the number of open steps.
     assert await lease.proceed("open", 3) == ids[3]
-    await _assert_refused(lease)
+    await _assert_refused(lease, "never-before")
     assert accepted(await lease.fail(ids[3], "no")) == {"decision": "recorded"}
     last = len(await kernel.events(lease.execution_id))
     accepted(await lease.complete_execution("output"), 204)

@@ -150,10 +150,10 @@ class ListLog:
             digest, record = folded.create_key
             self.records.create_keys[tenant, digest] = record
 
-    def stamp(self, *, is_system: bool = False) -> dict[str, Any]:
+    def stamp(self, *, tenant: str = "default", is_system: bool = False) -> dict[str, Any]:
         return {
             "id": uuid_number(next(self._ids)),
-            "tenant": "default",
+            "tenant": tenant,
             "execution_id": self.execution_id,
             "at": self.now,
             "expires": None if is_system else self.now + 24 * SECOND,

@@ -197,12 +197,12 @@ def test_an_entry_of_another_tenant_learns_and_leaves_nothing():
     step = log.submit("tool", 1).step_id
     before = log.live_header
     foreign = [
-        StepCompleted(**(log.stamp() | {"tenant": "other"}), lease=log.lease, step_id=step, result=raw(1)),
-        ExecutionCancelled(**(log.stamp() | {"tenant": "other"}), cancelled_by="other"),
+        StepCompleted(**log.stamp(tenant="other"), lease=log.lease, step_id=step, result=raw(1)),
+        ExecutionCancelled(**log.stamp(tenant="other"), cancelled_by="other"),
     ]
     for entry in foreign:
         assert log.append(entry) == Refusal("not_found", "execution not found")
-    due = DispatchClaimed(**(log.stamp(is_system=True) | {"tenant": "other"}), lease=log.lease, claimed_by="x")
+    due = DispatchClaimed(**log.stamp(tenant="other", is_system=True), lease=log.lease, claimed_by="x")
     assert log.append(due) == Ignored()
     assert log.live_header is before
 
