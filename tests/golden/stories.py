@@ -29,9 +29,6 @@ class _Execution(ListLog):
         self.records.create_keys = shard.create_keys
         self.damaged: list[FrozenEntry] = []
 
-    def stamp(self, *, is_system: bool = False) -> dict[str, Any]:
-        return super().stamp(is_system=is_system) | {"tenant": self.tenant}
-
     def start(self, **more: Any) -> None:
         self.create(dispatch_id=self.dispatch_id, **more)
         self.later(0.05)

@@ -117,6 +117,7 @@ class ListLog:
         self.sequences = itertools.count(1) if sequences is None else sequences
         self.now = START
         self.execution_id = EXECUTION
+        self.tenant = "default"
         self.header: Header | None = None
         self.records = DictRecords()
         self.events: list[Any] = []
@@ -150,10 +151,10 @@ class ListLog:
             digest, record = folded.create_key
             self.records.create_keys[tenant, digest] = record
 
-    def stamp(self, *, tenant: str = "default", is_system: bool = False) -> dict[str, Any]:
+    def stamp(self, *, tenant: str = "", is_system: bool = False) -> dict[str, Any]:
         return {
             "id": uuid_number(next(self._ids)),
-            "tenant": tenant,
+            "tenant": tenant or self.tenant,
             "execution_id": self.execution_id,
             "at": self.now,
             "expires": None if is_system else self.now + 24 * SECOND,
