@@ -39,6 +39,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     republish_seconds: float = 2.0
     in_flight_max: int = 4096
     """Requests a door lets wait for the log at once; more wait inside their budget."""
+    requests_open_max: int = 16_384
+    """Requests a door has open at once, whatever they wait for; more are refused."""
     clock_skew_seconds_max: float = 1.0
     control_lag_seconds_max: float = 1.0
     control_poll_seconds: float = 0.25

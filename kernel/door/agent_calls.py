@@ -14,6 +14,7 @@ from kernel.door.auth import Auth
 from kernel.door.exchange import NO_CONTENT, NO_CONTENT_REPLAYED, Request, Response
 from kernel.door.fetching import NO_TEXTS, Shelf, Texts
 from kernel.door.freshness import POLL_SECONDS_MAX
+from kernel.door.large_bodies import read_document
 from kernel.door.rendering import decision_response, outcome_response
 from kernel.ports import DoorView
 from kernel.settings import Settings
@@ -46,7 +47,7 @@ class AgentCalls:
     async def submit_step(self, request: Request) -> Response:
         execution_id = bodies.execution_id_of(request)
         lease = bodies.lease_of(request)
-        document = bodies.read_body_object(request, lenient=bodies.SETTLE_LENIENT)
+        document = await read_document(request, lenient=bodies.SETTLE_LENIENT)
         fields = document.fields
         args = fields.get("args")
         kind = bodies.choice(fields, "kind", bodies.KINDS)
@@ -80,7 +81,7 @@ class AgentCalls:
         execution_id = bodies.execution_id_of(request)
         step_id = bodies.step_id_of(request)
         lease = bodies.lease_of(request)
-        document = bodies.read_body_object(request, is_optional=True)
+        document = await read_document(request, is_optional=True)
         stamp = self._appending.stamp(request)
         entry = StepCompleted(
             id=stamp.id,
@@ -100,7 +101,7 @@ class AgentCalls:
         execution_id = bodies.execution_id_of(request)
         step_id = bodies.step_id_of(request)
         lease = bodies.lease_of(request)
-        document = bodies.read_body_object(request, lenient=bodies.ERROR_LENIENT)
+        document = await read_document(request, lenient=bodies.ERROR_LENIENT)
         stamp = self._appending.stamp(request)
         entry = StepFailed(
             id=stamp.id,
@@ -126,7 +127,7 @@ class AgentCalls:
         """Renew the lease in the view alone where that is safe, else let the log decide."""
         execution_id = bodies.execution_id_of(request)
         lease = bodies.lease_of(request)
-        bodies.read_body_object(request, is_optional=True)
+        await read_document(request, is_optional=True)
         shard = shard_of(execution_id, self._shards)
         await self._auth.owner(request, execution_id, shard)
         if await self._renew(shard, execution_id, lease, deadline=request.deadline):
@@ -157,7 +158,7 @@ class AgentCalls:
     async def complete_execution(self, request: Request) -> Response:
         execution_id = bodies.execution_id_of(request)
         lease = bodies.lease_of(request)
-        document = bodies.read_body_object(request, lenient=bodies.SETTLE_LENIENT, is_optional=True)
+        document = await read_document(request, lenient=bodies.SETTLE_LENIENT, is_optional=True)
         fields = document.fields
         state = fields.get("state")
         stamp = self._appending.stamp(request)
@@ -178,7 +179,7 @@ class AgentCalls:
     async def fail_execution(self, request: Request) -> Response:
         execution_id = bodies.execution_id_of(request)
         lease = bodies.lease_of(request)
-        document = bodies.read_body_object(request, lenient=bodies.ENDING_LENIENT)
+        document = await read_document(request, lenient=bodies.ENDING_LENIENT)
         stamp = self._appending.stamp(request)
         entry = ExecutionFailed(
             id=stamp.id,

@@ -19,6 +19,7 @@ from kernel.door.concurrent import together
 from kernel.door.exchange import NO_CONTENT, Request, Response, Signer
 from kernel.door.executions import principal_of
 from kernel.door.freshness import Freshness
+from kernel.door.large_bodies import read_document
 from kernel.door.reading import query_map
 from kernel.door.rendering import agent_json, array_response
 from kernel.door.webhook_urls import check_webhook_url
@@ -51,7 +52,7 @@ class AgentAdmin:
 
     async def register_agent(self, request: Request) -> Response:
         principal = principal_of(request)
-        fields = bodies.read_body_object(request).fields
+        fields = (await read_document(request)).fields
         agent_id = bodies.text(fields, "id")
         if not AGENT_ID.fullmatch(agent_id):
             raise Invalid("1 to 128 letters, digits and . _ : -", path="id")
@@ -140,7 +141,7 @@ class AgentAdmin:
         signer = request.caller
         if not isinstance(signer, Signer):
             raise InvariantBroken("an agent route was entered without a signature")
-        fields = bodies.read_body_object(request, is_optional=True).fields
+        fields = (await read_document(request, is_optional=True)).fields
         entry = AgentDescribed(
             id=new_uuid7(),
             at=_now(),

@@ -53,6 +53,7 @@ class Door:
         self._bodies = Bodies(settings.body_bytes_max)
         self._budget_seconds = settings.budget_seconds
         self._drain_seconds = settings.drain_seconds
+        self._open_max = settings.requests_open_max
         self._router = Router()
         self._metrics = Metrics()
         freshness = Freshness(settings.shards)
@@ -178,8 +179,8 @@ class Door:
         self, task: asyncio.Task[None], route: Route, names: tuple[bytes, ...], scope: Scope, receive: Receive
     ) -> Response:
         """Make the checks that every route has in common, in their order, and hand over to its handler."""
-        if self._is_draining and route.access != "open":
-            raise Unavailable("the door is closing")
+        if route.access != "open":
+            self._check_room()
         arrived_at = time.time_ns() // 1000
         deadline = asyncio.get_running_loop().time() + self._budget_seconds
         headers = header_map(scope["headers"])
@@ -205,6 +206,12 @@ class Door:
             deadline=deadline,
         )
         return await self._handlers[route.operation](request)
+
+    def _check_room(self) -> None:
+        if self._is_draining:
+            raise Unavailable("the door is closing")
+        if len(self._open) > self._open_max:
+            raise Unavailable("too many requests are open")
 
 
 def build_app(*, settings: Settings, log: Log, view: DoorView, wakes: Wakes, control: Control, name: str) -> Door:

@@ -13,6 +13,7 @@ from kernel.door.concurrent import together
 from kernel.door.exchange import NO_CONTENT, Principal, Request, Response
 from kernel.door.fetching import Shelf
 from kernel.door.freshness import Freshness
+from kernel.door.large_bodies import read_document
 from kernel.door.reading import query_map
 from kernel.door.records import Records
 from kernel.door.rendering import execution_bodies, execution_json, replayed_headers
@@ -62,7 +63,7 @@ class Executions:
 
     async def create_execution(self, request: Request) -> Response:
         principal = principal_of(request)
-        document = bodies.read_body_object(request)
+        document = await read_document(request)
         fields = document.fields
         agent_id = bodies.text(fields, "agent_id")
         bodies.refuse_postponed(fields)
@@ -123,7 +124,7 @@ class Executions:
 
     async def cancel_execution(self, request: Request) -> Response:
         execution_id = bodies.execution_id_of(request)
-        bodies.read_body_object(request, is_optional=True)
+        await read_document(request, is_optional=True)
         stamp = self._appending.stamp(request)
         entry = ExecutionCancelled(
             id=stamp.id,

@@ -317,6 +317,9 @@ async def test_equal_secrets_in_two_tenants_reach_the_execution_of_its_owner(rig
     step_id = await run.proceed()
     assert (await run.complete_step(step_id, 1)).json() == {"decision": "recorded"}
     assert (await rig.header(run.execution_id)).step_count == 1
+    states = [(shard, await rig.log.state(shard)) for shard in range(rig.settings.shards)]
+    messages = [await rig.log.get(shard, seq) for shard, state in states for seq in range(1, state.last_seq + 1)]
+    assert {message.tenant for message in messages if message is not None} == {"default"}
 
 
 async def test_an_agent_that_is_registered_again_owns_its_old_executions(rig: Rig) -> None:

@@ -132,6 +132,20 @@ async def test_a_credential_and_a_malformed_request_are_refused_while_everything
         assert (await run.send("POST", f"{other}/steps", b"no JSON")).status_code == 401
 
 
+async def test_more_requests_than_a_door_keeps_open_are_refused_at_once() -> None:
+    async with rig_in_memory(projects=False, requests_open_max=2, budget_seconds=3.0) as rig:
+        waiting = [asyncio.create_task(rig.call("GET", f"/v0/executions/{UNKNOWN_ID}")) for _ in range(2)]
+        await loop_turns()
+        async with asyncio.timeout(1):
+            refused = await rig.call("GET", f"/v0/executions/{UNKNOWN_ID}")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert (await rig.client.get("/v0/health")).status_code == 200
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        assert (await rig.call("GET", "/v0/agents")).status_code == 200
+
+
 # ---------------------------------------------------------------- shutdown
 
 

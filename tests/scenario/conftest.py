@@ -1,4 +1,4 @@
-"""The kernels that the scenarios run against: the one of the conformance checks, and one whose processes may be killed."""
+"""The kernels of the scenarios: the one that the conformance checks share, and one whose processes may be killed."""
 
 from collections.abc import Iterator
 

@@ -130,10 +130,7 @@ async def _crashed(kernel: Kernel, other: Kernel, stack: Stack, recorders: dict[
     await asyncio.gather(*(asyncio.to_thread(stack.restart, name) for name in stack.processes))
     elsewhere = Agent(other, agent.endpoint, agent_id=agent.id, secret=agent.secret, scheme=agent.scheme)
     again = await asyncio.gather(
-        *(
-            elsewhere.lease(lease.execution_id, number=2, deadline_seconds=REDELIVERY_SECONDS_MAX)
-            for lease in leases
-        )
+        *(elsewhere.lease(lease.execution_id, number=2, deadline_seconds=REDELIVERY_SECONDS_MAX) for lease in leases)
     )
     return {
         name: Crashed(recorded=what, lease=lease, event_count=count)
@@ -252,7 +249,7 @@ async def test_d1_of_many_calls_each_outcome_replays_once_and_each_open_one_proc
     answers = await asyncio.gather(*(lease.decide("mixed", {"n": n}) for n in shuffled))
 
     # Every step is answered once, to a call of its kind: with what is recorded for it, or to be run again.
-    assert Counter(answer["step_id"] for answer in answers) == Counter(kinds)
+    assert Counter(answer["step_id"] for answer in answers) == Counter(list(kinds))
     assert [kinds[answer["step_id"]] for answer in answers] == shuffled
     replayed = {answer["step_id"]: answer["result"] for answer in answers if answer["decision"] == "replay"}
     assert replayed == outcomes
