@@ -52,9 +52,10 @@ pure: venv ## run the tests without servers; the pure parts must be covered whol
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations 5 $(COVERED) --cov-report= $(PURE)
 	$(BIN)/coverage report --fail-under 100
 
-# A file's tests share its servers and its waits, so they stay on one worker.
+# A file's tests share its servers and its waits, so they stay on one worker. What measures speed runs alone, last.
 suite: venv ## run the tests with real servers, from outside, and with the reference clients
-	$(BIN)/pytest -n $(WAITERS) --dist loadfile --durations 15 $(SERVED)
+	$(BIN)/pytest -n $(WAITERS) --dist loadfile -m 'not alone and not soak' --durations 15 $(SERVED)
+	$(BIN)/pytest -n 0 -m alone $(SERVED)
 
 coverage: venv ## run all tests and show what of the whole code they miss
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --cov --cov-report term-missing:skip-covered

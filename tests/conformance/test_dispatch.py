@@ -22,6 +22,7 @@ QUIET_SECONDS = 3
 USES = ("submit", "heartbeat")
 
 
+@pytest.mark.alone
 async def test_k69_a_webhook_arrives_within_100_ms_of_the_create(kernel: Kernel) -> None:
     agent = await kernel.agent()
     seconds: list[float] = []

@@ -5,6 +5,8 @@ import time
 from statistics import median
 from typing import Any
 
+import pytest
+
 from tests.conformance.harness.agent import Agent
 from tests.conformance.harness.calls import AGENT_ID, sha256_signature
 from tests.conformance.harness.endpoint import Answer, Delivery, in_turn
@@ -86,6 +88,7 @@ async def _arrival_seconds(agent: Agent) -> float:
     return seconds
 
 
+@pytest.mark.alone
 @side_by_side
 async def test_k75_a_silent_agent_is_given_up_after_thirty_seconds_and_holds_up_nobody(kernel: Kernel) -> None:
     silent = await kernel.agent(in_turn(Answer(is_silent=True), Answer(200)))

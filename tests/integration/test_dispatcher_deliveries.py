@@ -6,6 +6,7 @@ import statistics
 import time
 
 import msgspec
+import pytest
 from msgspec.structs import replace
 
 from kernel.domain.signatures import verify_body
@@ -46,6 +47,7 @@ async def test_a_webhook_has_five_members_and_a_signature_over_its_bytes(
     assert story == ["execution.created", "execution.started", "dispatch.queued 0", "dispatch.acked 1"]
 
 
+@pytest.mark.alone
 async def test_a_dispatch_is_delivered_at_once(kernels: Kernels, agent: ScriptedAgent) -> None:
     async with kernels(agent) as kernel:
         waits: list[float] = []

@@ -4,6 +4,7 @@ import asyncio
 import statistics
 import time
 
+import pytest
 from msgspec.structs import replace
 
 from kernel.ports import DueItem
@@ -119,6 +120,7 @@ async def test_an_agent_that_is_deleted_during_a_retry_ends_the_execution(
 # ---------------------------------------------------------------- many at once
 
 
+@pytest.mark.alone
 async def test_one_agent_that_hangs_delays_no_other(kernels: Kernels, agent: ScriptedAgent) -> None:
     async with scripted_agent() as hanging:
         hanging.release = asyncio.Event()
