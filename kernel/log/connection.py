@@ -70,21 +70,31 @@ class Connection:
         return connection
 
     async def close(self) -> None:
-        """Send what is already written, as far as that is quick, and end."""
+        """Wait, a bounded time, until the broker has taken in what was sent, and end."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
-        driver, self._driver = self._driver, None
-        self._let_go()
-        if driver is None:
-            return
+        driver = self._driver
         try:
             async with asyncio.timeout(self.limits.close_seconds):
-                await driver.close()
-        except (TimeoutError, OSError, DriverError) as error:
-            _log.info("the connection to NATS was not closed in order: %r", error)
+                await self._close_in_order(driver)
+        except (TimeoutError, OSError, DriverError, LogUnavailable) as error:
+            _log.info("the connection to NATS was not closed in order: %s", error)
         finally:
+            # A driver that was closed in order is not there any more.
+            self._let_go()
+
+    async def _close_in_order(self, driver: Driver | None) -> None:
+        if driver is None or not driver.is_connected:
+            return
+        # Closing the socket with answers unread would make the broker drop what it has not read.
+        await self.round_trip()
+        self._driver = None
+        try:
+            await driver.close()
+        except BaseException:
             driver.abort()
+            raise
 
     @property
     def is_connected(self) -> bool:
@@ -212,7 +222,7 @@ class Connection:
                 async with asyncio.timeout(self.limits.look_seconds):
                     await self._ended.wait()
             except TimeoutError:
-                # The driver may end without a word when its own clean-up fails.
+                # The driver says when it ends; should it ever not, it is still noticed.
                 continue
 
     def _let_go(self) -> None:
@@ -228,6 +238,7 @@ class Connection:
             driver.abort()
 
     async def _reopen(self) -> None:
+        limits = self.limits
         tries = 0
         while True:
             try:
@@ -235,29 +246,16 @@ class Connection:
                 break
             except (OSError, DriverError) as error:
                 tries += 1
-                _log.log(logging.WARNING if tries == 1 else logging.DEBUG, "cannot connect to NATS: %r", error)
-            await asyncio.sleep(self._pause())
+                _log.log(logging.WARNING if tries == 1 else logging.DEBUG, "cannot connect to NATS: %s", error)
+            await asyncio.sleep(random_seconds(limits.reconnect_seconds_min, limits.reconnect_seconds_max))
         _log.info("connected to NATS")
 
     async def _open_once(self) -> None:
         """Connect and subscribe anew. A driver that does not get there is dropped."""
-        limits = self.limits
-        driver = Driver()
         ended = asyncio.Event()
-
-        async def on_ended() -> None:
-            ended.set()
-
+        driver = Driver(ended.set)
         try:
-            async with asyncio.timeout(limits.connect_try_seconds):
-                await driver.open(
-                    self._servers,
-                    name=self._name,
-                    try_seconds=limits.connect_try_seconds,
-                    ping_seconds=limits.ping_seconds,
-                    pings_unanswered_max=limits.pings_unanswered_max,
-                    ended=on_ended,
-                )
+            await self._open_driver(driver)
             for listening in self._listenings:
                 listening.subscription = driver.hear(listening.subject, listening.heard, group=listening.group)
         except BaseException:
@@ -268,10 +266,40 @@ class Connection:
         self._lost = self._loop.create_future()
         self._connected.set()
 
-    def _pause(self) -> float:
-        low = round(self.limits.reconnect_seconds_min * _MILLISECONDS)
-        high = round(self.limits.reconnect_seconds_max * _MILLISECONDS)
-        return (low + secrets.randbelow(high - low + 1)) / _MILLISECONDS
+    async def _open_driver(self, driver: Driver) -> None:
+        """Connect in a task of its own. Raises DriverError, OSError or TimeoutError.
+
+        The driver waits with asyncio.wait_for, which in Python 3.11 loses a cancellation that meets the end of what it
+        waits for: here a deadline would pass unnoticed, and `close` would wait for ever.
+        """
+        limits = self.limits
+        opening = asyncio.create_task(
+            driver.open(
+                self._servers,
+                name=self._name,
+                try_seconds=limits.connect_try_seconds,
+                ping_seconds=limits.ping_seconds,
+                pings_unanswered_max=limits.pings_unanswered_max,
+            ),
+            name=f"opening of the connection {self._name}",
+        )
+        try:
+            await asyncio.wait([opening], timeout=limits.connect_try_seconds)
+        finally:
+            while not opening.done():
+                opening.cancel()
+                await asyncio.wait([opening], timeout=limits.look_seconds)
+            failure = None if opening.cancelled() else opening.exception()
+        if opening.cancelled():
+            raise TimeoutError("no answer to the greeting")
+        if failure is not None:
+            raise failure
+
+
+def random_seconds(low: float, high: float) -> float:
+    """Return a duration between the two, to the millisecond, so that many who wait do not come at once."""
+    span = round((high - low) * _MILLISECONDS)
+    return low + secrets.randbelow(span + 1) / _MILLISECONDS
 
 
 def _set(future: asyncio.Future[Delivery], delivery: Delivery) -> None:

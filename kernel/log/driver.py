@@ -5,13 +5,14 @@ queue is left between that could overflow and drop.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.errors import Error as DriverError
+from nats.errors import NoServersError
 
 __all__ = ["Delivery", "Driver", "DriverError", "Heard"]
 
@@ -42,9 +43,13 @@ Heard = Callable[[Delivery], None]
 class Driver(Client):
     """One connection of nats-py, whose subscriptions are heard inside its read loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, ended: Callable[[], None]) -> None:
+        """`ended` is called when the connection ends, however it does, at the moment from which nothing is sent."""
         super().__init__()
+        self._ended = ended
         self._heard: dict[int, Heard] = {}
+        self._reported: Exception | None = None
+        self._is_closed_in_order = False
 
     async def open(
         self,
@@ -54,29 +59,31 @@ class Driver(Client):
         try_seconds: float,
         ping_seconds: int,
         pings_unanswered_max: int,
-        ended: Callable[[], Awaitable[None]],
     ) -> None:
         """Connect, or raise DriverError, OSError or TimeoutError.
 
         The driver's own reconnection is switched off: it would send what was buffered in the outage, it waits for the
         socket of a dead peer to empty, and after some of the broker's errors it gives up for good.
         """
-        await self.connect(
-            servers,
-            name=name,
-            allow_reconnect=False,
-            max_reconnect_attempts=1,
-            reconnect_time_wait=0,
-            connect_timeout=max(1, round(try_seconds)),
-            ping_interval=ping_seconds,
-            max_outstanding_pings=pings_unanswered_max,
-            # Nothing is buffered unconnected, and without a limit here a publish never waits: the bound is ours.
-            pending_size=0,
-            flusher_queue_size=0,
-            skip_subject_validation=True,
-            error_cb=_note_error,
-            closed_cb=ended,
-        )
+        try:
+            await self.connect(
+                servers,
+                name=name,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                connect_timeout=max(1, round(try_seconds)),
+                ping_interval=ping_seconds,
+                max_outstanding_pings=pings_unanswered_max,
+                # Nothing is buffered unconnected, and without a limit here a publish never waits: the bound is ours.
+                pending_size=0,
+                flusher_queue_size=0,
+                skip_subject_validation=True,
+                error_cb=self._note_error,
+            )
+        except NoServersError as error:
+            # All were tried; why the last one did not answer tells more.
+            raise DriverError(str(self._reported or error)) from error
 
     def publish_now(self, subject: str, payload: bytes, *, reply: str, headers: dict[str, str] | None) -> None:
         """Put a message on its way without waiting. Raises DriverError where nothing was sent.
@@ -111,11 +118,13 @@ class Driver(Client):
         except (_Waits, OSError, DriverError):
             self.abort()
 
-    def abort(self) -> None:
-        """Drop the socket with whatever waits in it. The read loop then finds its end and cleans up.
+    async def close(self) -> None:
+        """Send what waits, then end. Takes as long as the peer likes."""
+        self._is_closed_in_order = True
+        await super().close()
 
-        A peer that has stopped reading would hold an orderly close for as long as it likes.
-        """
+    def abort(self) -> None:
+        """Drop the socket with whatever waits in it. The read loop then finds its end and cleans up."""
         writer = getattr(self._transport, "_io_writer", None)
         if writer is not None:
             writer.transport.abort()
@@ -132,6 +141,21 @@ class Driver(Client):
         except Exception:  # noqa: BLE001 - the top of the loop, see below
             # The top of the loop: whatever a listener does, the connection and its neighbours go on.
             _log.exception("a listener failed on a message for %r", subject)
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        """Every end comes through here. After an error the driver would wait for the dead peer to read the rest."""
+        if not self._is_closed_in_order:
+            self.abort()
+        self._ended()
+        try:
+            await super()._close(status, do_cbs)
+        except OSError as error:
+            _log.debug("the rest of a connection was not sent: %r", error)
+
+    async def _note_error(self, error: Exception) -> None:
+        """Called for what goes wrong beside any call; whether it ends the connection shows by itself."""
+        self._reported = error
+        _log.log(logging.WARNING if self.is_connected else logging.DEBUG, "nats-py reports %r", error)
 
 
 class _Waits(Exception):
@@ -150,8 +174,3 @@ def _run_at_once(coroutine: Coroutine[Any, Any, T]) -> T:
 
 def _id_of(subscription: Subscription) -> int:
     return subscription._id  # pyright: ignore[reportPrivateUsage] - the read loop names subscriptions by it
-
-
-async def _note_error(error: Exception) -> None:
-    """The driver's errors are told by the connection when they end it."""
-    _log.debug("nats-py reports %r", error)

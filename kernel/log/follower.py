@@ -5,16 +5,15 @@ The driver's own ordered consumer stays silent for many seconds after about half
 
 import asyncio
 import logging
-import secrets
 
 from kernel.domain.errors import LogUnavailable
 from kernel.log.api import stream_info
 from kernel.log.backlog import Backlog
-from kernel.log.connection import Connection
+from kernel.log.connection import Connection, random_seconds
 from kernel.log.consumer import Consumer
 from kernel.ports import LogMessage
 
-_MILLISECONDS = 1000
+_DOUBLINGS_MAX = 16
 _GRACE = 0.25
 """Part of the patience that a message may be under way."""
 
@@ -33,6 +32,7 @@ class JetStreamFollower:
         self._consumer: Consumer | None = None
         self._made = 0
         self._silences = 0
+        self._failures = 0
 
     @property
     def restarts(self) -> int:
@@ -54,6 +54,7 @@ class JetStreamFollower:
             except LogUnavailable as error:
                 _log.info("%s cannot be followed: %s", self._stream, error)
                 await asyncio.sleep(self._pause())
+                self._failures += 1
             except Exception:  # noqa: BLE001 - the top of the loop, see below
                 # An error nobody foresaw must not leave a reader waiting for ever.
                 _log.exception("%s cannot be followed", self._stream)
@@ -106,6 +107,7 @@ class JetStreamFollower:
 
     def _count_made(self) -> None:
         self._made += 1
+        self._failures = 0
 
     async def _head(self) -> int:
         return (await stream_info(self._connection, self._stream)).state.last_seq
@@ -113,9 +115,10 @@ class JetStreamFollower:
     def _patience(self) -> float:
         """How long silence is borne: longer each time, because a large message over a slow line takes its time."""
         limits = self._limits
-        return min(limits.silence_seconds_min * 2**self._silences, limits.silence_seconds_max)
+        return min(limits.silence_seconds_min * 2 ** min(self._silences, _DOUBLINGS_MAX), limits.silence_seconds_max)
 
     def _pause(self) -> float:
-        low = round(self._limits.reconnect_seconds_min * _MILLISECONDS)
-        high = round(self._limits.reconnect_seconds_max * _MILLISECONDS)
-        return (low + secrets.randbelow(high - low + 1)) / _MILLISECONDS
+        """Short at first, because a broker that has just come back needs a moment, and longer with each failure."""
+        limits = self._limits
+        pause = random_seconds(limits.reconnect_seconds_min, limits.reconnect_seconds_max)
+        return min(pause * 2 ** min(self._failures, _DOUBLINGS_MAX), limits.silence_seconds_max)

@@ -83,6 +83,10 @@ class MemoryLog:
         """Put another message where one is, as damage may."""
         self._stream(message.shard).replace(message)
 
+    def forget_ids(self, shard: int) -> None:
+        """End the window in which ids de-duplicate: an entry that is sent again is stored again."""
+        self._stream(shard).forget_ids()
+
     def recreate(self, shard: int) -> None:
         """Drop the stream and make it anew, empty, under another time of creation.
 

@@ -58,6 +58,9 @@ class MemoryStream:
     def replace(self, message: LogMessage) -> None:
         self._messages[message.seq] = message
 
+    def forget_ids(self) -> None:
+        self._seen.clear()
+
     def recreate(self) -> None:
         self._number += 1
         self._created = self._clock()

@@ -5,13 +5,14 @@ from collections.abc import Mapping
 import msgspec
 
 from kernel.domain.errors import LogUnavailable
-from kernel.log.api import unix_microseconds
+from kernel.log.api import Answer, Refusal, call, unix_microseconds
 from kernel.log.connection import Connection
 from kernel.log.driver import Delivery
 from kernel.log.naming import CHECKSUM_HEADER, ENTRY_ID_HEADER, EXECUTION_HEADER, REPLY_HEADER, tenant_of
 from kernel.ports import LogMessage
 
 _NOT_FOUND = "404"
+_NO_MESSAGE = 10037
 _ACK_PREFIX = "$JS.ACK."
 _ACK_TOKENS = 9
 _ACK_TOKENS_WITH_DOMAIN = 11
@@ -53,10 +54,22 @@ async def read_direct(connection: Connection, stream: str, seq: int) -> Delivery
     """Return what the stream holds at a sequence, None where it holds nothing. Raises LogUnavailable."""
     delivery = await connection.request(f"$JS.API.DIRECT.GET.{stream}", b'{"seq":%d}' % seq)
     if delivery.status == _NOT_FOUND:
+        await _confirm_missing(connection, stream, seq)
         return None
     if delivery.status or delivery.headers.get("Nats-Sequence") != str(seq):
         raise LogUnavailable(f"the broker cannot read {stream} at {seq}: status {delivery.status or 'none'}")
     return delivery
+
+
+async def _confirm_missing(connection: Connection, stream: str, seq: int) -> None:
+    """Ask the stream's leader, too: any replica answers direct reads, and one may lag. Raises LogUnavailable then."""
+    try:
+        await call(connection, f"STREAM.MSG.GET.{stream}", {"seq": seq}, Answer)
+    except Refusal as refusal:
+        if refusal.err_code == _NO_MESSAGE:
+            return
+        raise
+    raise LogUnavailable(f"a replica of {stream} does not have {seq} yet")
 
 
 def direct_message(shard: int, seq: int, delivery: Delivery) -> LogMessage:

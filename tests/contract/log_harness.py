@@ -86,10 +86,9 @@ class MemoryLogHarness(LogHarness):
 
 
 class JetStreamLogHarness(LogHarness):
-    def __init__(self, server: EmbeddedServer, log: JetStreamLog, operator: JetStreamContext) -> None:
+    def __init__(self, server: EmbeddedServer, log: JetStreamLog) -> None:
         self.log = log
         self.server = server
-        self._operator = operator
 
     async def go_offline(self) -> None:
         await self.server.kill()
@@ -106,27 +105,38 @@ class JetStreamLogHarness(LogHarness):
         self.server.resume()
 
     async def fill(self, shard: int) -> None:
-        info = await self._operator.stream_info(stream_name(shard))
-        await self._operator.update_stream(info.config.evolve(max_bytes=max(1, info.state.bytes)))
+        async with operating(self.server) as operator:
+            info = await operator.stream_info(stream_name(shard))
+            await operator.update_stream(info.config.evolve(max_bytes=max(1, info.state.bytes)))
 
     async def make_room(self, shard: int) -> None:
-        info = await self._operator.stream_info(stream_name(shard))
-        await self._operator.update_stream(info.config.evolve(max_bytes=-1))
+        async with operating(self.server) as operator:
+            info = await operator.stream_info(stream_name(shard))
+            await operator.update_stream(info.config.evolve(max_bytes=-1))
 
     async def lose(self, shard: int, seq: int) -> None:
-        await self._operator.delete_msg(stream_name(shard), seq)
+        async with operating(self.server) as operator:
+            await operator.delete_msg(stream_name(shard), seq)
+
+
+@asynccontextmanager
+async def operating(server: EmbeddedServer) -> AsyncGenerator[JetStreamContext]:
+    """An operator's connection, for as long as it takes: the client library's own reconnection outlives its close."""
+    connection = await nats.connect(server.url, allow_reconnect=False)
+    try:
+        yield connection.jetstream()
+    finally:
+        await connection.close()
 
 
 @asynccontextmanager
 async def jetstream_harness(server: EmbeddedServer, limits: LogLimits = LIMITS) -> AsyncGenerator[JetStreamLogHarness]:
-    """A log with its streams on a server that has none of them, and an operator beside it."""
+    """A log with its streams on a server that has none of them."""
     log = await JetStreamLog.connect(server.url, shards=SHARDS, name="contract", limits=limits)
-    operator = await nats.connect(server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
     try:
         await log.ensure_streams(timeout_seconds=SECONDS)
-        yield JetStreamLogHarness(server, log, operator.jetstream())
+        yield JetStreamLogHarness(server, log)
     finally:
-        await operator.close()
         await log.close()
 
 

@@ -1,8 +1,9 @@
 """The connection and the driver under it: what a dead peer, a full socket, a lost answer and a broker's error do."""
 
 import asyncio
+import random
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 from nats.aio.client import Client
 
 from kernel.domain.errors import LogUnavailable, OutcomeUnknown
-from kernel.embedded import EmbeddedServer
+from kernel.embedded import EmbeddedServer, free_port
 from kernel.log.driver import Delivery, Driver, DriverError
 from kernel.log.jetstream import JetStreamLog
 from kernel.log.limits import LogLimits
@@ -46,13 +47,12 @@ async def opened(url: str, limits: LogLimits = LIMITS) -> AsyncGenerator[JetStre
 
 
 @asynccontextmanager
-async def driver(url: str) -> AsyncGenerator[Driver]:
-    async def ended() -> None:
-        pass
-
-    opened_driver = Driver()
+async def driver(
+    url: str, *, ping_seconds: int = 60, ended: Callable[[], None] = lambda: None
+) -> AsyncGenerator[Driver]:
+    opened_driver = Driver(ended)
     await opened_driver.open(
-        [url], name="driver", try_seconds=SECONDS, ping_seconds=60, pings_unanswered_max=1, ended=ended
+        [url], name="driver", try_seconds=SECONDS, ping_seconds=ping_seconds, pings_unanswered_max=1
     )
     try:
         yield opened_driver
@@ -97,10 +97,12 @@ async def test_the_driver_hears_no_more_after_unhearing(nats_url: str) -> None:
 
 
 async def test_an_aborted_driver_ends_and_refuses(nats_url: str) -> None:
-    async with driver(nats_url) as one:
+    ends: list[None] = []
+    async with driver(nats_url, ended=lambda: ends.append(None)) as one:
         one.abort()
 
         await wait_until_async(lambda: one.is_closed, "the driver to see its end")
+        assert ends
         with pytest.raises(DriverError):
             one.publish_now("pinned", b"", reply="", headers=None)
 
@@ -110,6 +112,26 @@ async def test_a_driver_never_reconnects_by_itself(private_nats: EmbeddedServer)
         await private_nats.restart()
 
         await wait_until_async(lambda: one.is_closed, "the driver to end")
+
+
+async def test_a_driver_drops_what_waits_the_moment_its_peer_is_given_up(private_nats: EmbeddedServer) -> None:
+    is_ended = asyncio.Event()
+    async with driver(private_nats.url, ping_seconds=1, ended=is_ended.set) as one:
+        private_nats.pause()
+        for _ in range(20):
+            one.publish_now("pinned", bytes(4 * MIB), reply="", headers=None)
+
+        async with asyncio.timeout(DEAD_PEER_FOUND_SECONDS_MAX):
+            await is_ended.wait()
+        with pytest.raises(DriverError):
+            one.publish_now("pinned", b"", reply="", headers=None)
+        await wait_until_async(lambda: unsent_bytes(one) == 0, "the rest to be dropped")
+        private_nats.resume()
+
+
+def unsent_bytes(one: Driver) -> int:
+    """What still lies in front of the socket."""
+    return one._transport._io_writer.transport.get_write_buffer_size()  # type: ignore[union-attr] - of a TCP transport
 
 
 # ---------------------------------------------------------------- dead peers and full sockets
@@ -157,14 +179,38 @@ async def test_closing_does_not_wait_for_a_dead_peer(private_nats: EmbeddedServe
         private_nats.resume()
 
 
+async def test_a_cancelled_or_late_connect_always_ends(seed: int) -> None:
+    chance = random.Random(seed)
+    url = f"nats://127.0.0.1:{free_port()}"
+    limits = replace(LIMITS, connect_seconds=0.003, reconnect_seconds_min=0.001, reconnect_seconds_max=0.002)
+    for _ in range(200):
+        connecting = asyncio.create_task(JetStreamLog.connect(url, name="nobody", limits=limits))
+        await asyncio.wait([connecting], timeout=chance.random() * 0.006)
+        connecting.cancel()
+        async with asyncio.timeout(SECONDS):
+            await asyncio.wait([connecting])
+        assert connecting.cancelled() or isinstance(connecting.exception(), LogUnavailable)
+
+
+async def test_closing_in_an_outage_is_quick(private_nats: EmbeddedServer, seed: int) -> None:
+    chance = random.Random(seed)
+    logs = [await JetStreamLog.connect(private_nats.url, name=f"{number}", limits=LIMITS) for number in range(20)]
+    await private_nats.kill()
+    for log in logs:
+        await asyncio.wait([asyncio.ensure_future(log.connection.lost)], timeout=chance.random() * 0.05)
+        began_at = time.monotonic()
+        await log.close()
+        assert time.monotonic() - began_at < SECONDS / 2
+
+
 async def test_what_is_sent_just_before_an_orderly_close_arrives(nats_url: str, fresh_nats: Client) -> None:
     async with opened(nats_url) as log:
-        for number in range(50):
-            log.send(outgoing(b"%d" % number), Spoken())
+        for _ in range(8):
+            log.send(outgoing(bytes(4 * MIB)), Spoken())
         await log.close()
 
     async with opened(nats_url) as log:
-        await wait_until_async(lambda: is_stored(log, 50), "everything sent to be stored")
+        await wait_until_async(lambda: is_stored(log, 8), "everything sent to be stored")
 
 
 async def is_stored(log: JetStreamLog, count: int) -> bool:
