@@ -186,9 +186,8 @@ class ExecutionReleased(Entry, frozen=True, kw_only=True, tag="execution_release
     reason: str
 
 
-AnyEntry = (
-    ExecutionCreated
-    | StepSubmitted
+OrdinaryEntry = (
+    StepSubmitted
     | StepCompleted
     | StepFailed
     | HeartbeatReceived
@@ -201,8 +200,9 @@ AnyEntry = (
     | LeaseExpired
     | DeadlinePassed
     | AgentMissing
-    | ExecutionReleased
 )
+"""Entries of an execution that exists and is not halted."""
+AnyEntry = ExecutionCreated | OrdinaryEntry | ExecutionReleased
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(AnyEntry)

@@ -51,13 +51,8 @@ class AgentCalls:
         fields = document.fields
         args = fields.get("args")
         kind = bodies.choice(fields, "kind", bodies.KINDS)
-        stamp = self._appending.stamp(request)
         entry = StepSubmitted(
-            id=stamp.id,
-            tenant=stamp.tenant,
-            execution_id=execution_id,
-            at=stamp.at,
-            expires=stamp.expires,
+            **self._appending.stamp(request, execution_id),
             lease=lease,
             kind=kind,
             target=bodies.target_of(fields),
@@ -82,13 +77,8 @@ class AgentCalls:
         step_id = bodies.step_id_of(request)
         lease = bodies.lease_of(request)
         document = await read_document(request, is_optional=True)
-        stamp = self._appending.stamp(request)
         entry = StepCompleted(
-            id=stamp.id,
-            tenant=stamp.tenant,
-            execution_id=execution_id,
-            at=stamp.at,
-            expires=stamp.expires,
+            **self._appending.stamp(request, execution_id),
             lease=lease,
             step_id=step_id,
             result=bodies.raw_or_null(document.fields, "result"),
@@ -102,13 +92,8 @@ class AgentCalls:
         step_id = bodies.step_id_of(request)
         lease = bodies.lease_of(request)
         document = await read_document(request, lenient=bodies.ERROR_LENIENT)
-        stamp = self._appending.stamp(request)
         entry = StepFailed(
-            id=stamp.id,
-            tenant=stamp.tenant,
-            execution_id=execution_id,
-            at=stamp.at,
-            expires=stamp.expires,
+            **self._appending.stamp(request, execution_id),
             lease=lease,
             step_id=step_id,
             error=bodies.error_of_step(document.fields),
@@ -132,13 +117,8 @@ class AgentCalls:
         await self._auth.owner(request, execution_id, shard)
         if await self._renew(shard, execution_id, lease, deadline=request.deadline):
             return NO_CONTENT
-        stamp = self._appending.stamp(request)
         entry = HeartbeatReceived(
-            id=stamp.id,
-            tenant=stamp.tenant,
-            execution_id=execution_id,
-            at=stamp.at,
-            expires=stamp.expires,
+            **self._appending.stamp(request, execution_id),
             lease=lease,
         )
         await self._appending.to_owned(request, entry, Done)
@@ -161,13 +141,8 @@ class AgentCalls:
         document = await read_document(request, lenient=bodies.SETTLE_LENIENT, is_optional=True)
         fields = document.fields
         state = fields.get("state")
-        stamp = self._appending.stamp(request)
         entry = ExecutionCompleted(
-            id=stamp.id,
-            tenant=stamp.tenant,
-            execution_id=execution_id,
-            at=stamp.at,
-            expires=stamp.expires,
+            **self._appending.stamp(request, execution_id),
             lease=lease,
             output=bodies.raw_or_null(fields, "output"),
             state=UNSET if state is None or state.plain is None else Raw(state.raw),
@@ -180,13 +155,8 @@ class AgentCalls:
         execution_id = bodies.execution_id_of(request)
         lease = bodies.lease_of(request)
         document = await read_document(request, lenient=bodies.ENDING_LENIENT)
-        stamp = self._appending.stamp(request)
         entry = ExecutionFailed(
-            id=stamp.id,
-            tenant=stamp.tenant,
-            execution_id=execution_id,
-            at=stamp.at,
-            expires=stamp.expires,
+            **self._appending.stamp(request, execution_id),
             lease=lease,
             error=bodies.text(document.fields, "error"),
             settle=bodies.settle_of(document.fields),

@@ -1,7 +1,7 @@
 """Turning a checked request into an entry and its answer: stamp, size, ownership, then the log."""
 
 import time
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 import msgspec
 
@@ -42,11 +42,12 @@ OwnedEntry = (
 Answer = TypeVar("Answer", Created, Decided, Recorded, Done)
 
 
-class Stamp(msgspec.Struct, frozen=True, gc=False):
+class Stamp(TypedDict):
     """What the door itself puts on an entry. `tenant` is the caller's as far as the credential alone tells."""
 
     id: str
     tenant: str
+    execution_id: str
     at: int
     expires: int
 
@@ -63,7 +64,7 @@ class Appending:
         self._give_up_seconds = min(GIVE_UP_SECONDS, settings.budget_seconds / 2)
         self._expires_micros = round((settings.budget_seconds - self._give_up_seconds) * 1_000_000)
 
-    def stamp(self, request: Request) -> Stamp:
+    def stamp(self, request: Request, execution_id: str) -> Stamp:
         """Return a fresh stamp. One request makes one entry, whose id stays the same however often it is sent."""
         caller = request.caller
         match caller:
@@ -76,6 +77,7 @@ class Appending:
         return Stamp(
             id=new_uuid7(),
             tenant=tenant,
+            execution_id=execution_id,
             at=time.time_ns() // 1000,
             expires=request.arrived_at + self._expires_micros,
         )

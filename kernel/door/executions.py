@@ -69,21 +69,17 @@ class Executions:
         bodies.refuse_postponed(fields)
         key, echoed = bodies.create_key(request, document)
         execution_id = self._new_id(principal.tenant, key)
-        stamp = self._appending.stamp(request)
-        life_ends_at = stamp.at + self._life_micros
+        stamp = self._appending.stamp(request, execution_id)
+        life_ends_at = stamp["at"] + self._life_micros
         entry = ExecutionCreated(
-            id=stamp.id,
-            tenant=principal.tenant,
-            execution_id=execution_id,
-            at=stamp.at,
-            expires=stamp.expires,
+            **stamp,
             agent_id=agent_id,
             created_by=principal.name,
             input=bodies.raw_or_null(fields, "input"),
             dispatch_id=new_uuid7(),
             limits=self._limits,
             deadline_at=(
-                None if self._deadline_micros is None else min(stamp.at + self._deadline_micros, life_ends_at)
+                None if self._deadline_micros is None else min(stamp["at"] + self._deadline_micros, life_ends_at)
             ),
             life_ends_at=life_ends_at,
             idempotency_key=echoed,
@@ -125,13 +121,8 @@ class Executions:
     async def cancel_execution(self, request: Request) -> Response:
         execution_id = bodies.execution_id_of(request)
         await read_document(request, is_optional=True)
-        stamp = self._appending.stamp(request)
         entry = ExecutionCancelled(
-            id=stamp.id,
-            tenant=stamp.tenant,
-            execution_id=execution_id,
-            at=stamp.at,
-            expires=stamp.expires,
+            **self._appending.stamp(request, execution_id),
             cancelled_by=principal_of(request).name,
         )
         await self._appending.to_owned(request, entry, Done)

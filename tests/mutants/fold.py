@@ -182,9 +182,19 @@ OF_THE_FOLD = (
         name="a clock that steps back takes the history with it",
         promise="D1",
         file=_FOLD,
-        old="now=max(entry.at, header.updated_at)",
-        new="now=entry.at",
+        old="now=max(time_of(entry.at, position), header.updated_at)",
+        new="now=time_of(entry.at, position)",
         tests=(_ENDS + "test_fold_time_never_steps_back",),
+    ),
+    Mutant(
+        name="a clock that runs ahead puts off what is due",
+        promise="D1",
+        file="kernel/domain/fold/draft.py",
+        old="return min(at, position.stored_at)",
+        new="return at",
+        tests=(
+            "tests/unit/fold/test_fold_executions.py::test_what_a_clock_that_runs_ahead_makes_due_is_due_when_the_log_has_it",
+        ),
     ),
     Mutant(
         name="the chain leaves the entries out",

@@ -11,7 +11,7 @@ from typing import assert_never
 import msgspec
 
 from kernel.domain.fold import dispatches, executions, steps
-from kernel.domain.fold.draft import Draft, Position, Records
+from kernel.domain.fold.draft import Draft, Position, Records, time_of
 from schemas.answers import AnyAnswer, Ignored, Refusal
 from schemas.entries import (
     AgentMissing,
@@ -27,6 +27,7 @@ from schemas.entries import (
     ExecutionReleased,
     HeartbeatReceived,
     LeaseExpired,
+    OrdinaryEntry,
     StepCompleted,
     StepFailed,
     StepSubmitted,
@@ -51,21 +52,6 @@ class Folded(msgspec.Struct, frozen=True):
     create_key: tuple[bytes, CreateKeyRecord] | None = None
 
 
-OrdinaryEntry = (
-    StepSubmitted
-    | StepCompleted
-    | StepFailed
-    | HeartbeatReceived
-    | ExecutionCompleted
-    | ExecutionFailed
-    | ExecutionCancelled
-    | DispatchClaimed
-    | DispatchDelivered
-    | DispatchFailed
-    | LeaseExpired
-    | DeadlinePassed
-    | AgentMissing
-)
 HALTED = Refusal(
     code="unavailable",
     message="the execution is halted until an operator releases it",
@@ -97,7 +83,7 @@ def fold(header: Header | None, records: Records, entry: AnyEntry, position: Pos
         return released(header, position)
     if header.halted:
         return unchanged(header, position, HALTED if entry.expires is not None else Ignored())
-    draft = Draft(header, records, seq=position.seq, now=max(entry.at, header.updated_at))
+    draft = Draft(header, records, seq=position.seq, now=max(time_of(entry.at, position), header.updated_at))
     answer = judge(draft, entry)
     if isinstance(answer, Refusal | Ignored):
         return unchanged(header, position, answer)

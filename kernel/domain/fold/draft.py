@@ -34,6 +34,15 @@ class Position(msgspec.Struct, frozen=True, gc=False):
     """Whether the same entry id was seen before."""
 
 
+def time_of(at: int, position: Position) -> int:
+    """Return the time of an entry stamped `at`: never later than the log had it.
+
+    What is due is counted from it. A door or a dispatcher whose clock ran ahead must not put a delivery off until
+    that time has come.
+    """
+    return min(at, position.stored_at)
+
+
 class Records(Protocol):
     """The records an entry names, loaded beforehand. None means: certainly absent. Not loaded raises."""
 

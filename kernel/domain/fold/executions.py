@@ -3,7 +3,7 @@
 from msgspec import UNSET
 
 from kernel.domain.fold.dispatches import check_lease
-from kernel.domain.fold.draft import Draft, Position, Records
+from kernel.domain.fold.draft import Draft, Position, Records, time_of
 from kernel.domain.fold.endings import cancel, complete, fail
 from kernel.domain.fold.keys import KEY_CONFLICT, bind_key, first_answer
 from kernel.domain.fold.steps import settle
@@ -27,7 +27,7 @@ def create(entry: ExecutionCreated, records: Records, position: Position) -> tup
         if known is not None:
             is_same = known.request == entry.key.request
             return None, Created(known.execution_id, is_replayed=True) if is_same else KEY_CONFLICT
-    now = entry.at
+    now = time_of(entry.at, position)
     header = Header(
         execution_id=entry.execution_id,
         tenant=entry.tenant,

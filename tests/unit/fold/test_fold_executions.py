@@ -163,6 +163,22 @@ def test_fold_time_never_steps_back():
     assert times == sorted(times)
 
 
+def test_what_a_clock_that_runs_ahead_makes_due_is_due_when_the_log_has_it():
+    ahead = ListLog()
+    ahead.create()
+    ahead.claim()
+    ahead.delivery_failed("timeout")
+    log = ListLog()
+    stored_at = START - 3600 * SECOND
+
+    for entry, _ in ahead.entries:
+        log.append(entry, stored_at=stored_at)
+
+    assert log.live_header.created_at == log.live_header.updated_at == stored_at
+    assert log.live_header.dispatch.due_at == stored_at + SECOND
+    assert {event.at for event in log.events} == {stored_at}
+
+
 def test_a_late_or_repeated_entry_folds_to_nothing_and_is_answered_to_nobody():
     log = started()
     late_by = 24 * SECOND + 1
