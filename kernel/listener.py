@@ -104,6 +104,36 @@ class _Server(uvicorn.Server):
         yield
 
 
+class JoinedWrites:
+    """A transport on which what is written within one turn of the loop leaves in one piece.
+
+    uvicorn writes the head and the body of an answer one after the other, and every write costs us a system call, the
+    client a wake-up, and the network a packet.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._held: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if not self._held:
+            self._loop.call_soon(self._let_go)
+        self._held.append(data)
+
+    def close(self) -> None:
+        self._let_go()
+        self._transport.close()
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, []
+        if held and not self._transport.is_closing():
+            self._transport.writelines(held)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol, which by itself reads a head without end and waits for one for ever."""
 
@@ -115,6 +145,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] - as uvicorn has it
         super().connection_made(transport)
+        self.transport = cast("asyncio.Transport", JoinedWrites(transport, self.loop))
         if len(self.connections) > CONNECTIONS_MAX:
             transport.abort()
         else:

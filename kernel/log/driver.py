@@ -142,6 +142,16 @@ class Driver(Client):
             # The top of the loop: whatever a listener does, the connection and its neighbours go on.
             _log.exception("a listener failed on a message for %r", subject)
 
+    @staticmethod
+    def _parse_header_lines(raw: bytes) -> dict[str, str]:
+        """Called for the headers of every message. The driver's own looks at each character of every name.
+
+        Whatever is no header gets a name that nobody asks for.
+        """
+        lines = raw.decode("utf-8", "replace").split("\r\n")
+        pairs = (line.partition(":") for line in lines if line)
+        return {name.strip(): value.strip() for name, separator, value in pairs if separator}
+
     async def _close(self, status: int, do_cbs: bool = True) -> None:
         """Every end comes through here. After an error the driver would wait for the dead peer to read the rest."""
         if not self._is_closed_in_order:

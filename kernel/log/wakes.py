@@ -3,11 +3,14 @@
 import logging
 import re
 from collections.abc import Callable
+from functools import lru_cache
 
 from kernel.domain.errors import InvariantBroken, LogUnavailable
 from kernel.log.connection import Connection, Listening
 
 _CHANNEL = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", re.ASCII)
+
+_CHANNELS_CACHED_MAX = 4096
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +49,7 @@ class NatsSubscription:
         self._listening.close()
 
 
+@lru_cache(maxsize=_CHANNELS_CACHED_MAX)
 def wake_subject(channel: str) -> str:
     """Return the subject of a channel. Raises InvariantBroken for a name that could reach another channel."""
     if _CHANNEL.fullmatch(channel) is None:

@@ -120,7 +120,13 @@ async def test_a_client_that_waits_for_a_go_ahead_gets_it_only_for_a_body_that_i
 
 @pytest.mark.parametrize(
     "raw",
-    [b"\x16\x03\x01\x02\x00\x01\x00", b"GET /\xff HTTP/1.1\r\n\r\n", b"GET  HTTP/1.1\r\n\r\n", b"NO\r\n\r\n"],
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"GET /\xff HTTP/1.1\r\n\r\n",
+        b"GET  HTTP/1.1\r\n\r\n",
+        b"NO\r\n\r\n",
+        b"GET /v0/health\r\n\r\n",
+    ],
 )
 async def test_bytes_that_are_not_http_get_a_bare_400_and_a_closed_connection(port: int, raw: bytes) -> None:
     async with connected(port) as wire:

@@ -46,7 +46,8 @@ async def test_a_view_that_went_back_is_folded_forward_to_the_same(seed: int):
 
 
 async def test_a_batch_that_failed_half_way_is_sent_again_and_nothing_is_lost(seed: int):
-    projection, undisturbed = Projection(), Projection()
+    projection = Projection()
+    undisturbed = Projection(now=projection.now)
     outgoing = world_now(seed, projection)
     await undisturbed.append(*outgoing)
     async with undisturbed.projector():

@@ -22,15 +22,13 @@ SETTINGS = Settings(shards=1, nats_url="", redis_url="", owner_ttl_seconds=0.4, 
 class Projection:
     """One shard, any number of projectors. Every assertion about the view goes through `state`."""
 
-    def __init__(self, *, shards: int = 1) -> None:
+    def __init__(self, *, shards: int = 1, now: int | None = None) -> None:
+        """The broker's clock stands at `now` (unix microseconds), the time of making it where none is given."""
+        self.now = time.time_ns() // 1000 if now is None else now
         self.settings = replace(SETTINGS, shards=shards)
-        self.log = MemoryLog(shards=shards)
+        self.log = MemoryLog(shards=shards, clock=lambda: self.now)
         self.view = MemoryView()
         self.wakes = MemoryWakes()
-
-    @property
-    def now(self) -> int:
-        return time.time_ns() // 1000
 
     @asynccontextmanager
     async def projector(self, name: str = "projector") -> AsyncIterator[Projector]:

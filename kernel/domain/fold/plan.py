@@ -51,7 +51,10 @@ def first_fields(entries: Iterable[AnyEntry]) -> set[bytes]:
     for entry in entries:
         match entry:
             case StepSubmitted(lease=lease, key=key, settle=settle):
-                fields.add(counter_field(call_digest(entry.kind, entry.target, entry.args_hash)))
+                call = (entry.kind, entry.target, entry.args_hash)
+                fields.add(counter_field(call_digest(*call)))
+                # Mostly it is the first of its kind under its claim: then the second round has nothing left to read.
+                fields.add(step_field(step_id(entry.execution_id, *call, 0)))
             case (
                 ExecutionCompleted(lease=lease, key=key, settle=settle)
                 | ExecutionFailed(lease=lease, key=key, settle=settle)
