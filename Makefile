@@ -13,10 +13,13 @@ CODE := schemas kernel workers examples bench tests
 # The parts that must be covered whole, branch by branch.
 COVERED := --cov=schemas --cov=kernel/domain
 PURE := tests/unit tests/property tests/golden
-SERVED := tests/contract tests/integration tests/conformance tests/scenario tests/reference
+SERVED := tests/contract tests/integration tests/conformance tests/scenario tests/reference tests/fault
+SOAK_SECONDS ?= 1800
+# The seed of a soak; empty: a fresh one, which is printed.
+SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test lint types tidy pure suite coverage format mutants lock clean
+.PHONY: help venv run test lint types tidy pure suite soak coverage format mutants bench lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +60,10 @@ suite: venv ## run the tests with real servers, from outside, and with the refer
 	$(BIN)/pytest -n $(WAITERS) --dist loadfile -m 'not alone and not soak' --durations 15 $(SERVED)
 	$(BIN)/pytest -n 0 -m alone $(SERVED)
 
+soak: venv ## half an hour of faults of every kind under load, then the slow fault tests (SEED=1: repeat a run)
+	$(BIN)/python -m tests.fault.soak $(SOAK_SECONDS) $(SEED)
+	$(BIN)/pytest -q -m soak tests/fault
+
 coverage: venv ## run all tests and show what of the whole code they miss
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --cov --cov-report term-missing:skip-covered
 
@@ -66,6 +73,9 @@ format: venv ## lay out the code
 
 mutants: venv ## break the code on purpose, one way at a time: a named test must fail each time
 	$(BIN)/python -m tests.mutants
+
+bench: venv ## measure ratios on this machine, in about four minutes; fails where one is below its bar
+	$(BIN)/python -m bench
 
 lock: ## write requirements.lock anew with the newest versions that pyproject.toml allows
 	@set -eu; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \

@@ -332,7 +332,6 @@ class DispatcherView(Protocol):
 
     async def defer(self, shard: int, items: Sequence[DueItem], *, delay_ms: int) -> None:
         """Give items back, due again after the delay."""
-        ...
 
 
 class Seen(msgspec.Struct, Generic[T], frozen=True):
@@ -364,6 +363,10 @@ class ExecutionQuery(msgspec.Struct, frozen=True):
 class DoorView(Protocol):
     """What a door needs of the view. Everything raises ViewUnavailable when Redis cannot be asked."""
 
+    # How often a connection was lost: what is read after one may be older than what was read before.
+    @property
+    def losses(self) -> int: ...
+
     async def locate(self, shard: int, execution_id: str) -> Seen[Located | None]: ...
 
     async def fields(
@@ -386,11 +389,9 @@ class DoorView(Protocol):
 
     async def beat(self, shards: Sequence[int]) -> None:
         """Say that a door lives, in every shard."""
-        ...
 
     async def check(self) -> None:
         """Raise ViewUnavailable unless Redis answers and does not evict."""
-        ...
 
 
 class View(ProjectorView, DispatcherView, DoorView, Protocol):

@@ -9,7 +9,7 @@ from kernel.domain.errors import NotFound, ViewUnavailable
 from kernel.domain.identity import shard_of
 from kernel.domain.policy import evaluate
 from kernel.door import bodies
-from kernel.door.appending import Appending
+from kernel.door.appending import Appending, decided
 from kernel.door.auth import Auth
 from kernel.door.exchange import NO_CONTENT, NO_CONTENT_REPLAYED, Request, Response
 from kernel.door.fetching import NO_TEXTS, Shelf, Texts
@@ -70,7 +70,10 @@ class AgentCalls:
         if answer.result is None and answer.error is None:
             return NO_TEXTS
         shard = shard_of(execution_id, self._shards)
-        return await self._shelf.texts(shard, execution_id, (answer.result, answer.error), deadline=request.deadline)
+        with decided():
+            return await self._shelf.texts(
+                shard, execution_id, (answer.result, answer.error), deadline=request.deadline
+            )
 
     async def complete_step(self, request: Request) -> Response:
         execution_id = bodies.execution_id_of(request)

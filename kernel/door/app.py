@@ -41,6 +41,10 @@ LATE_LOOK_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
 
+_NO_VERSION = "0.9"
+_NOT_HTTP = Response(status=400, content_type=b"text/plain", headers=((b"connection", b"close"),))
+"""To a request line without a version, whose sender could not read more."""
+
 
 class Door:
     """Call it as an ASGI application while `run` is running beside it."""
@@ -56,7 +60,7 @@ class Door:
         self._open_max = settings.requests_open_max
         self._router = Router()
         self._metrics = Metrics()
-        freshness = Freshness(settings.shards)
+        freshness = Freshness(settings.shards, losses=lambda: view.losses)
         self._auth = Auth(settings=settings, view=view, control=control, freshness=freshness)
         self._presence = Presence(settings=settings, log=log, view=view, control=control, freshness=freshness)
         self._pipeline = Pipeline(settings=settings, log=log, view=view, freshness=freshness)
@@ -148,6 +152,9 @@ class Door:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise NotImplementedError("only HTTP is served")
+        if scope["http_version"] == _NO_VERSION:
+            await _send(send, _NOT_HTTP)
+            return
         started_at = time.perf_counter()
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine that runs is run by a task

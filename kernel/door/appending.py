@@ -1,11 +1,13 @@
 """Turning a checked request into an entry and its answer: stamp, size, ownership, then the log."""
 
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TypedDict, TypeVar
 
 import msgspec
 
-from kernel.domain.errors import InvariantBroken, TooLarge
+from kernel.domain.errors import InvariantBroken, OutcomeUnknown, TooLarge, Unavailable
 from kernel.domain.identity import shard_of
 from kernel.door.auth import Auth
 from kernel.door.exchange import Principal, Request, Signer
@@ -50,6 +52,15 @@ class Stamp(TypedDict):
     execution_id: str
     at: int
     expires: int
+
+
+@contextmanager
+def decided() -> Generator[None]:
+    """What is missing in here is missing after the decision: the request happened and is not refused as undone."""
+    try:
+        yield
+    except Unavailable as error:
+        raise OutcomeUnknown(f"decided, and not answered in time: {error}") from error
 
 
 class Appending:

@@ -8,7 +8,7 @@ from kernel.control.control import Control
 from kernel.domain.errors import Invalid, InvariantBroken, NotFound
 from kernel.domain.identity import shard_of, shard_of_create_key
 from kernel.door import bodies, paging
-from kernel.door.appending import Appending
+from kernel.door.appending import Appending, decided
 from kernel.door.concurrent import together
 from kernel.door.exchange import NO_CONTENT, Principal, Request, Response
 from kernel.door.fetching import Shelf
@@ -90,8 +90,9 @@ class Executions:
             raise NotFound("agent")
         shard = shard_of(execution_id, self._shards)
         answer = await self._appending.append(request, entry, payload, shard=shard, expected=Created)
-        header, _ = await self._records.read(request, answer.execution_id)
-        body = await self._json(header, request)
+        with decided():
+            header, _ = await self._records.read(request, answer.execution_id)
+            body = await self._json(header, request)
         return Response(status=201, body=body, headers=replayed_headers(answer.is_replayed))
 
     def _new_id(self, tenant: str, key: str | None) -> str:

@@ -85,8 +85,9 @@ class Presence:
     async def _ask_log(self, shard: int) -> None:
         """Compare clocks with the broker, and take the log's head for the floor of a shard that has none.
 
-        Whatever any door answered before this one started is at or below the head.
+        Whatever any door answered before this one started, or before the view was lost, is at or below the head.
         """
+        losses = self._freshness.losses_known
         asked_at = time.time_ns() // 1000
         state = await self._log.state(shard)
         answered_at = time.time_ns() // 1000
@@ -94,7 +95,7 @@ class Presence:
         skew = max(asked_at - state.broker_time, state.broker_time - answered_at, 0)
         self._is_clock_right = skew <= self._skew_micros_max
         if self._freshness.floor(shard) < 0:
-            self._freshness.raise_floor(shard, state.last_seq)
+            self._freshness.learn_floor(shard, state.last_seq, losses=losses)
 
     def _tell(self, trouble: str) -> None:
         """Log a change of state once, not every second."""

@@ -27,6 +27,11 @@ class Client:
         self.limits = limits
         self._connections = Connections(url, limits)
 
+    @property
+    def losses(self) -> int:
+        """How often a connection was lost. A reply that comes after a loss may be from a server with older data."""
+        return self._connections.losses
+
     async def call(self, *command: Argument) -> Reply:
         """Run one command."""
         answers = await self._connections.exchange(_packed(command), replies=1)

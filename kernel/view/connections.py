@@ -36,6 +36,8 @@ class Connections:
         self._slots = asyncio.Semaphore(limits.connections_max)
         self._idle: list[Wire] = []
         self._is_closed = False
+        self.losses = 0
+        """How often a connection failed or was ended by the other side: the server may have other data since."""
 
     async def exchange(self, request: bytes, *, replies: int) -> list[Reply | ResponseError]:
         """Send commands that give `replies` replies and return those, errors of single commands among them.
@@ -46,8 +48,10 @@ class Connections:
             async with asyncio.timeout(self._limits.call_seconds), self._slots:
                 return await self._exchange(request, replies)
         except TimeoutError as error:
+            self.losses += 1
             raise unavailable(f"no reply within {self._limits.call_seconds} s") from error
         except (RedisError, OSError) as error:
+            self.losses += 1
             raise unavailable(str(error)) from error
 
     async def close(self) -> None:
@@ -80,6 +84,7 @@ class Connections:
             # A reply that nobody waits for, or the end of the connection: neither may be met by the next request.
             if not await wire.can_read():
                 return wire
+            self.losses += 1
             await wire.disconnect(nowait=True)
         wire = self._new_wire()
         try:
@@ -91,6 +96,7 @@ class Connections:
 
     async def _leave_demoted_server(self, wire: Wire) -> NoReturn:
         # The server became a replica: the address may name another one by now, old connections never will.
+        self.losses += 1
         await wire.disconnect(nowait=True)
         await self._close_idle()
         raise unavailable("the server is a read-only replica")

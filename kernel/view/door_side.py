@@ -45,6 +45,10 @@ class RedisDoorView:
     def __init__(self, client: Client) -> None:
         self._client = client
 
+    @property
+    def losses(self) -> int:
+        return self._client.losses
+
     async def locate(self, shard: int, execution_id: str) -> Seen[Located | None]:
         seen = await self._see(shard, "HGET", directory_key(shard, execution_id), directory_field(execution_id))
         value = None if seen.value is None else located(cast("bytes", seen.value))

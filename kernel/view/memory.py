@@ -51,6 +51,8 @@ class MemoryView:
         self._is_closed = False
         self.is_unavailable = False
         """Knob: while set, everything raises ViewUnavailable and nothing happens."""
+        self.losses = 0
+        """Connections lost; a knob too: a view that goes back would have ended them."""
 
     # ------------------------------------------------------------ knobs
 

@@ -38,6 +38,17 @@ OF_THE_DOOR = (
         tests=(_OF_PIPELINE + "test_an_entry_that_was_sent_and_never_answered_has_an_unknown_outcome",),
     ),
     Mutant(
+        name="503 is answered where the decision is made and its record cannot be read",
+        promise="G9",
+        file="kernel/door/appending.py",
+        old='raise OutcomeUnknown(f"decided, and not answered in time: {error}") from error',
+        new="raise",
+        tests=(
+            "tests/unit/test_door_after_the_decision.py::"
+            "test_a_create_whose_record_cannot_be_read_is_not_refused_as_undone",
+        ),
+    ),
+    Mutant(
         name="a refusal makes the publish before it count for nothing",
         promise="G9",
         file=_PIPELINE,

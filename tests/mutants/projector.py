@@ -82,9 +82,17 @@ OF_THE_PROJECTOR = (
         name="an owner does not notice that its view went back",
         promise="D5",
         file=_SHARD,
-        old="if found.is_dirty or found.watermark != self._watermark:",
+        old="if found.is_dirty or found.watermark != self._watermark or found.is_rebuilding != is_rebuilding:",
         new="if False:",
         tests=(_REBUILD + "test_a_view_that_went_back_is_folded_forward_to_the_same",),
+    ),
+    Mutant(
+        name="an owner leaves a sign of a rebuild where its view went back to it",
+        promise="D5",
+        file=_SHARD,
+        old=" or found.is_rebuilding != is_rebuilding:",
+        new=":",
+        tests=(_OF_OWNER + "test_a_view_that_went_back_into_its_rebuild_lets_readers_in_again",),
     ),
     Mutant(
         name="readers are let in before a rebuild has reached the head",

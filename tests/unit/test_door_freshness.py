@@ -32,7 +32,7 @@ class Script:
 
 def known(floor: int = 5) -> Freshness:
     freshness = Freshness(1)
-    freshness.raise_floor(0, floor)
+    freshness.learn_floor(0, floor, losses=0)
     return freshness
 
 
@@ -70,9 +70,11 @@ async def test_nothing_is_read_before_the_reach_of_the_log_is_known() -> None:
     reading = asyncio.create_task(read(freshness, Script(FRESH)))
     await loop_turns(1)
     freshness.raise_floor(0, 3)
+    assert freshness.floor(0) == -1, "a watermark that was heard of is not how far the log reaches"
+    freshness.learn_floor(0, 3, losses=0)
     assert await reading == "fresh"
     assert not freshness.is_known
-    freshness.raise_floor(1, 0)
+    freshness.learn_floor(1, 0, losses=0)
     assert freshness.is_known
 
 
@@ -80,3 +82,34 @@ def test_a_floor_never_falls() -> None:
     freshness = known(5)
     freshness.raise_floor(0, 3)
     assert freshness.floor(0) == 5
+
+
+async def test_after_a_loss_nothing_is_read_before_the_log_was_asked_again() -> None:
+    losses = 0
+    freshness = Freshness(1, losses=lambda: losses)
+    freshness.learn_floor(0, 5, losses=0)
+    losses = 1
+
+    with pytest.raises(Unavailable):
+        await read(freshness, Script(FRESH), seconds=0.05)
+    assert not freshness.is_known
+    freshness.raise_floor(0, 5)
+    freshness.learn_floor(0, 5, losses=0)
+    assert not freshness.is_known, "what was asked before the loss tells nothing"
+    freshness.learn_floor(0, 6, losses=1)
+    with pytest.raises(Unavailable):
+        await read(freshness, Script(FRESH), seconds=0.05)
+
+
+async def test_a_loss_during_a_read_takes_what_it_brought() -> None:
+    losses = 0
+    freshness = Freshness(1, losses=lambda: losses)
+    freshness.learn_floor(0, 5, losses=0)
+
+    async def ask() -> Any:
+        nonlocal losses
+        losses = 1
+        return FRESH
+
+    with pytest.raises(Unavailable):
+        await freshness.read(0, ask, deadline=asyncio.get_running_loop().time() + 0.05)

@@ -206,3 +206,19 @@ async def test_the_owner_of_a_half_applied_batch_sends_it_again() -> None:
     assert bench.view.wipes == 1
     assert bench.view.shard(0).dirty is None
     assert bench.header.step_count == 1
+
+
+async def test_a_view_that_went_back_into_its_rebuild_lets_readers_in_again() -> None:
+    bench = Bench()
+    bench.view.gate.clear()
+    async with bench.owned():
+        await wait_until_async(lambda: bench.view.waiting, "the end of the rebuild to be on its way to the view")
+        rebuilding = bench.view.snapshot()
+        bench.view.gate.set()
+        await wait_until_async(lambda: not bench.view.shard(0).is_rebuilding, "readers to be let in")
+        bench.view.go_back(rebuilding)
+        assert bench.view.shard(0).is_rebuilding
+
+        await wait_until_async(lambda: not bench.view.shard(0).is_rebuilding, "readers to be let in again")
+
+    assert bench.view.wipes == 1

@@ -16,9 +16,18 @@ class Tasks:
         self._running: set[asyncio.Task[None]] = set()
 
     def start(self, doing: Coroutine[Any, Any, None], *, what: str) -> None:
-        task = self._group.create_task(_guarded(doing, what))
+        guarded = _guarded(doing, what)
+        try:
+            task = self._group.create_task(guarded)
+        except RuntimeError:
+            # The group is being cancelled and takes nothing more; its hold or its lease brings the work back.
+            guarded.close()
+            doing.close()
+            return
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        # A task that is cancelled before its first step has not even begun what it was to do.
+        task.add_done_callback(lambda _: doing.close())
 
     async def drain(self, *, wait_seconds: float) -> None:
         """Return when all have ended; those that have not by then are cancelled."""

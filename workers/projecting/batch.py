@@ -129,6 +129,8 @@ class _Batch:
             known = self.memory.get(execution_id)
             if known is not None:
                 self.executions[execution_id] = known
+                if known.is_whole:
+                    continue
                 missing = known.missing(first_fields(entries))
                 if missing:
                     fetches.append(Fetch(tenants[execution_id], execution_id, missing))

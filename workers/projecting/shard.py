@@ -180,10 +180,12 @@ class ShardOwner:
     async def _check_view(self) -> None:
         """Renew the fence; a view that lost or rewound its watermark is not this memory's view any more.
 
-        An empty batch says so to the view itself: it refuses, and lets the next owner in with a new lease floor.
+        An empty batch says so to the view itself: it refuses, and lets the next owner in with a new lease floor. Where
+        only the sign of a rebuild went back, nothing else would take it away before the next entry comes.
         """
         found = await self._keep()
-        if found.is_dirty or found.watermark != self._watermark:
+        is_rebuilding = self._rebuild_until > 0
+        if found.is_dirty or found.watermark != self._watermark or found.is_rebuilding != is_rebuilding:
             await self._apply(self._batch_of(NOTHING_FOLDED, self._watermark))
 
     async def _fold(self, waiting: deque[LogMessage]) -> None:
