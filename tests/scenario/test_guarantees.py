@@ -122,13 +122,14 @@ async def use_in_every_way(kernel: Kernel, leases: list[Lease]) -> None:
 
 
 async def settled_dump(stack: Stack) -> dict[str, object]:
-    """Return the view once it stands still: nothing claimed, nothing on its way."""
+    """Return the view once every shard has one and it stands still: nothing claimed, nothing on its way."""
     last: dict[str, object] = {}
 
     async def stands_still() -> bool:
         nonlocal last
         dump = await asyncio.to_thread(view_dump, stack.valkey.url)
-        is_same = dump == last and bool(dump)
+        is_whole = all(f"{{s{shard}}}:watermark" in dump for shard in range(SHARDS))
+        is_same = is_whole and dump == last
         last = dump
         return is_same
 
