@@ -35,7 +35,7 @@ COMPLETE_KEY = "the-complete"
 STEPS = 5
 LANES = 6
 KILLING_SECONDS_MAX = 120.0
-# A claim whose dispatcher was killed is due again 45 s later, after an outage a lease later still, and may be lost anew.
+# A claim whose dispatcher was killed is due again 45 s later, after an outage a lease later, and may be lost anew.
 REDELIVERY_SECONDS_MAX = 120.0
 PROCESSES = ("projector", "dispatcher", "door", "door-2")
 VICTIMS = {
