@@ -8,10 +8,12 @@
 -- because every value is absolute; lease expiry alone is counted from now.
 --
 -- KEYS: owner, watermark, dirty, rebuilding, floor.
--- ARGV: token, expected watermark, new watermark, '1' while readers have to wait; then commands, each as name, key,
+-- ARGV: token, expected watermark, new watermark, '1' while readers have to wait; the number of executions that the
+-- batch changes, and for each the key of its hash and how many fields it has to have; then commands, each as name, key,
 -- number of arguments, arguments. Two names are ours: `SOON` is ZADD with pairs of (ms from now, member), `PAST`
 -- removes the members whose time is over.
--- Returns 1 when applied, now or before; 0 when another owns the shard; -1 when the view is not what was expected.
+-- Returns 1 when applied, now or before; 0 when another owns the shard; -1 when the view is not what was expected;
+-- -2 when an execution has other fields than it was folded from, and nothing was changed.
 local owner, watermark, dirty, rebuilding, floor = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local token, expected, new = ARGV[1], ARGV[2], ARGV[3]
 -- Even, so that pairs stay together; well below the 8000 that Lua's stack can unpack.
@@ -32,10 +34,21 @@ if found ~= expected or (torn and torn ~= new) then
   return -1
 end
 
+local at, total = 6, #ARGV
+local sizes_end = at + 2 * ARGV[5]
+if not torn then
+  while at < sizes_end do
+    if redis.call('HLEN', ARGV[at]) ~= tonumber(ARGV[at + 1]) then
+      return -2
+    end
+    at = at + 2
+  end
+end
+at = sizes_end
+
 redis.call('SET', dirty, new)
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local at, total = 5, #ARGV
 while at <= total do
   local name, key = ARGV[at], ARGV[at + 1]
   local first = at + 3

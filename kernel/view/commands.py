@@ -52,6 +52,7 @@ def apply_arguments(shard: int, token: str, batch: Batch) -> list[Argument]:
         watermark_text(batch.watermark),
         "1" if batch.is_rebuilding else "0",
     ]
+    _write_sizes(arguments, shard, batch)
     keys = shard_keys(shard)
     writes = translate(batch.changes)
     _write_fields(arguments, shard, batch)
@@ -60,6 +61,16 @@ def apply_arguments(shard: int, token: str, batch: Batch) -> list[Argument]:
     _write_answers(arguments, shard, keys, batch)
     _write_rest(arguments, shard, keys, batch)
     return arguments
+
+
+def _write_sizes(arguments: list[Argument], shard: int, batch: Batch) -> None:
+    """How many fields each execution has to have. A new one is written over whatever is there."""
+    sizes: list[Argument] = []
+    for change in batch.changes:
+        before = change.before
+        if before is not None:
+            sizes += (execution_key(shard, before.tenant, before.execution_id), before.field_count)
+    arguments += (len(sizes) // 2, *sizes)
 
 
 def _write_fields(arguments: list[Argument], shard: int, batch: Batch) -> None:

@@ -18,10 +18,11 @@ CREATED_SLACK_MS = 30_000
 class ViewLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How RedisView may use its server."""
 
-    connections_max: int = 32
+    exchanges_max: int = 1024
+    """Requests under way at once, cancelled ones included until their replies have come."""
     connect_seconds: float = 2.0
     call_seconds: float = 5.0
-    """One exchange from waiting for a connection to the last reply; then its connection is closed."""
+    """One exchange from its request to its last reply; then the connection is ended. Also a wait for a place."""
     wipe_keys_max: int = 1000
     """Keys looked at in one step of a wipe, about; the server does nothing else meanwhile."""
     wipe_hold_ms: int = 2_000

@@ -126,6 +126,7 @@ class MemoryView:
         state.check_owner(ownership.token, now)
         if state.is_applied(batch):
             return
+        state.check_sizes(batch)
         state.dirty = batch.watermark
         if ownership.shard in self._halves:
             self._halves.discard(ownership.shard)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from kernel.domain.errors import OwnershipLost
+from kernel.domain.errors import InvariantBroken, OwnershipLost
 from kernel.ports import Batch, ExecutionChange, Located, StoredAnswer, Watermark
 from kernel.view.changes import translate
 from kernel.view.headers import checked_header
@@ -106,6 +106,14 @@ class MemoryShard(msgspec.Struct):
             self.owned_until = 0
             raise OwnershipLost("the view is not at the expected watermark")
         return False
+
+    def check_sizes(self, batch: Batch) -> None:
+        """Raises InvariantBroken where an execution is not the one that the batch was folded from."""
+        if self.dirty is not None:
+            return
+        for before in (change.before for change in batch.changes):
+            if before is not None and len(self.hash(before.tenant, before.execution_id)) != before.field_count:
+                raise InvariantBroken("an execution has lost fields, or has some of its own")
 
     def write(self, batch: Batch, now: int) -> None:
         """Write everything but the watermark."""

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Sequence
 from typing import cast
 
-from kernel.domain.errors import OwnershipLost
+from kernel.domain.errors import InvariantBroken, OwnershipLost
 from kernel.ports import Batch, Fetch, Fetched, Ownership, ViewState, Watermark
 from kernel.view.client import Argument, Client, Command
 from kernel.view.commands import apply_arguments, parse_watermark, watermark_text
@@ -36,6 +36,7 @@ from schemas.records import HEADER_FIELD
 
 _NONCE_BYTES = 8
 _APPLIED = 1
+_DAMAGED = -2
 
 
 class RedisProjectorView:
@@ -94,6 +95,8 @@ class RedisProjectorView:
         keys = shard_keys(ownership.shard)
         places = (keys.owner, keys.watermark, keys.dirty, keys.rebuilding, keys.floor)
         reply = await self._client.run(APPLY, places, apply_arguments(ownership.shard, ownership.token, batch))
+        if reply == _DAMAGED:
+            raise InvariantBroken(f"shard {ownership.shard}: an execution has lost fields, or has some of its own")
         if reply != _APPLIED:
             raise _lost(ownership)
 

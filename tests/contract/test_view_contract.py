@@ -16,7 +16,7 @@ from tests.contract.view_reads import ListSuite, ReadSuite
 from tests.support.views import open_view
 
 # Small, so that few keys already take several steps.
-LIMITS = ViewLimits(connections_max=4, wipe_keys_max=10, list_chunk_max=5)
+LIMITS = ViewLimits(exchanges_max=4, wipe_keys_max=10, list_chunk_max=5)
 
 
 class ViewContract(

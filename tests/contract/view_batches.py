@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from kernel.domain.errors import OwnershipLost, ViewUnavailable
+from kernel.domain.errors import InvariantBroken, OwnershipLost, ViewUnavailable
 from kernel.ports import Batch, CreateKey, ExecutionChange, ExecutionQuery, Fetch, Ownership, Parked, StoredAnswer
 from kernel.view.limits import ANSWER_MS, SLICE_MS
 from schemas.records import HEADER_FIELD, encode_record, order_field
@@ -328,6 +328,25 @@ class AnswerSuite:
         await harness.own()
 
         assert (await harness.view.stored_answer(SHARD, entry_id(1))).value is None
+
+    @pytest.mark.parametrize("fields", [0, 1, 3])
+    async def test_a_batch_that_was_folded_from_other_fields_changes_nothing(
+        self, harness: ViewHarness, fields: int
+    ) -> None:
+        ownership = await harness.own()
+        whole, bystander = make_header(field_count=2), make_header(2)
+        await harness.view.apply(ownership, make_batch(0, 1, change(whole, fields={b"own": b"1"}), change(bystander)))
+        believed = make_header(field_count=fields)
+
+        batch = make_batch(
+            1, 2, change(bystander, before=bystander, fields={b"new": b""}), change(whole, before=believed)
+        )
+        with pytest.raises(InvariantBroken):
+            await harness.view.apply(ownership, batch)
+
+        assert (await harness.view.keep(ownership, ttl_ms=TTL_MS)).watermark == watermark(1)
+        found = await harness.view.load(SHARD, [Fetch("acme", bystander.execution_id, (HEADER_FIELD, b"new"))])
+        assert (found[0].values[1], found[0].field_count) == (None, 1)
 
     async def test_a_change_without_fields_is_no_change_of_the_hash(self, harness: ViewHarness) -> None:
         ownership = await harness.own()

@@ -6,6 +6,7 @@ import pytest
 
 from kernel.domain.framing import checksum
 from kernel.ports import LogMessage, Outgoing
+from kernel.view.memory import MemoryView
 from schemas.records import HEADER_FIELD, Header, decode_header
 from tests.support.projecting import Projection
 from tests.support.wait import wait_until_async
@@ -73,6 +74,31 @@ async def test_another_entry_at_the_watermark_stops_the_shard(seed: int, caplog:
     await projection.damaged(head, **resealed(message, b"{}"))
     async with projection.projector("successor"):
         await wait_until_async(lambda: said(caplog, f"entry {head} is not the one"), "the shard to stop")
+
+
+async def test_fields_that_were_lost_under_a_running_projector_are_folded_anew(seed: int):
+    # given
+    projection = Projection()
+    outgoing = world_of(projection, seed)
+    half = len(outgoing) // 2
+    await projection.append(*outgoing[:half])
+    async with projection.projector():
+        await projection.level()
+        again = next(
+            each for each in outgoing[half:] if (each.tenant, each.execution_id) in projection.view.shard(0).hashes
+        )
+
+        # when
+        del projection.view.shard(0).hashes[again.tenant, again.execution_id]
+        await projection.append(*outgoing[half:])
+        await projection.level()
+        healed = projection.contents()
+
+    # then
+    projection.view = MemoryView()
+    async with projection.projector("successor"):
+        await projection.level()
+    assert healed == projection.contents()
 
 
 async def test_a_gap_stops_the_shard_before_it(seed: int, caplog: pytest.LogCaptureFixture):

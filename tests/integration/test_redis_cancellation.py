@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 from redis.asyncio import Redis
@@ -23,12 +24,12 @@ from tests.support.wait import loop_turns, wait_until_async
 SHARD = 3
 TENANTS = ("acme", "globex")
 EXECUTIONS = 20
-CONNECTIONS = 4
+EXCHANGES = 16
 WAVES = 25
 READS_A_WAVE = 80
 DELAY_SECONDS_MAX = 0.004
 
-LIMITS = ViewLimits(connections_max=CONNECTIONS, call_seconds=5.0)
+LIMITS = ViewLimits(exchanges_max=EXCHANGES, call_seconds=5.0)
 
 
 @asynccontextmanager
@@ -86,57 +87,76 @@ async def test_no_reply_reaches_another_request_when_calls_are_cancelled_at_rand
                 for _ in range(READS_A_WAVE)
             ]
             for read in rng.sample(reads, READS_A_WAVE // 2):
-                loop.call_later(rng.random() * DELAY_SECONDS_MAX * READS_A_WAVE / CONNECTIONS, read.cancel)
+                loop.call_later(rng.random() * DELAY_SECONDS_MAX * READS_A_WAVE / EXCHANGES, read.cancel)
             for result in await asyncio.gather(*reads, return_exceptions=True):
                 # then
                 assert result is None or isinstance(result, asyncio.CancelledError), repr(result)
                 ends["cancelled" if result else "done"] += 1
         # and
         assert min(ends.values()) > WAVES * READS_A_WAVE // 10, ends
-        await wait_until_async(lambda: len(proxy.open) <= CONNECTIONS, "cancelled calls to close their connections")
-        await assert_all_connections_are_usable(view, proxy)
+        assert proxy.accepted == 1, "a cancelled call does not cost the others their connection"
+        await assert_all_places_are_usable(view, proxy)
 
 
-async def assert_all_connections_are_usable(view: RedisView, proxy: SlowProxy) -> None:
-    """As many calls as there may be connections are under way at once: a lost place would keep one of them out."""
+async def assert_all_places_are_usable(view: RedisView, proxy: SlowProxy) -> None:
+    """As many calls as there may be exchanges are under way at once: a lost place would keep one of them out."""
     proxy.hold()
-    before = proxy.requests
-    reads = [asyncio.create_task(read_and_compare(view, number, 2)) for number in range(CONNECTIONS)]
-    await wait_until_async(lambda: len(proxy.open) == CONNECTIONS, "every connection to be in use")
-    await wait_until_async(lambda: proxy.requests >= before + CONNECTIONS, "every request to be under way")
+    before, one = proxy.bytes_asked, 0
+    reads: list[asyncio.Task[None]] = []
+    for count in range(1, EXCHANGES + 1):
+        reads.append(asyncio.create_task(read_and_compare(view, 1, 2)))
+        await wait_until_async(partial(_is_asked, proxy, before + max(one * count, 1)), "the request to be under way")
+        one = one or proxy.bytes_asked - before
     proxy.let_go()
     await asyncio.gather(*reads)
 
 
-async def test_a_cancelled_call_closes_its_connection(
+def _is_asked(proxy: SlowProxy, size: int) -> bool:
+    return proxy.bytes_asked >= size
+
+
+async def test_the_reply_to_a_cancelled_call_is_dropped_and_the_connection_goes_on(
     valkey_server: EmbeddedServer, redis_url: str, fresh_redis: Redis
 ) -> None:
     async with slow_proxy(valkey_server.port) as proxy, filled_view(redis_url, fresh_redis, proxy) as view:
         await read_and_compare(view, 1, 2)
-        accepted, requests = proxy.accepted, proxy.requests
+        requests = proxy.requests
         proxy.hold()
-        read = asyncio.create_task(read_and_compare(view, 1, 2))
+        cancelled = asyncio.create_task(read_and_compare(view, 1, 2))
         await wait_until_async(lambda: proxy.requests > requests, "the request to be under way")
+        others = [asyncio.create_task(read_and_compare(view, number, number % 5)) for number in range(10)]
 
-        read.cancel()
-        await asyncio.gather(read, return_exceptions=True)
-
-        await wait_until_async(lambda: not proxy.open, "the connection to be closed")
+        cancelled.cancel()
+        await asyncio.gather(cancelled, return_exceptions=True)
         proxy.let_go()
-        await read_and_compare(view, 2, 2)
-        assert proxy.accepted == accepted + 1
+
+        await asyncio.gather(*others)
+        assert proxy.accepted == 1
+        assert view.losses == 0
 
 
-async def test_a_call_that_waits_for_a_connection_waits_no_longer_than_its_deadline(
+async def test_calls_of_one_moment_leave_together(
     valkey_server: EmbeddedServer, redis_url: str, fresh_redis: Redis
 ) -> None:
-    limits = ViewLimits(connections_max=2, call_seconds=0.3)
+    async with slow_proxy(valkey_server.port) as proxy, filled_view(redis_url, fresh_redis, proxy) as view:
+        await read_and_compare(view, 1, 2)
+        requests = proxy.requests
+
+        await asyncio.gather(*(read_and_compare(view, number, 2) for number in range(EXCHANGES)))
+
+        assert proxy.requests == requests + 1
+
+
+async def test_a_call_that_is_not_answered_ends_the_connection_and_whoever_waits_on_it(
+    valkey_server: EmbeddedServer, redis_url: str, fresh_redis: Redis
+) -> None:
+    limits = ViewLimits(exchanges_max=2, call_seconds=0.3)
     async with (
         slow_proxy(valkey_server.port) as proxy,
         filled_view(redis_url, fresh_redis, proxy),
         open_view(proxy.url, limits=limits) as view,
     ):
-        others = len(proxy.open) - 1
+        losses = view.losses
         proxy.hold()
 
         results = await asyncio.gather(
@@ -145,40 +165,41 @@ async def test_a_call_that_waits_for_a_connection_waits_no_longer_than_its_deadl
 
         assert [type(result) for result in results] == [ViewUnavailable] * 5
         assert all(isinstance(result, ViewUnavailable) and result.reason == "view_unavailable" for result in results)
-        assert proxy.open_max == others + limits.connections_max
+        assert view.losses > losses
         proxy.let_go()
         await read_and_compare(view, 1, 0)
 
 
-async def test_calls_that_are_cancelled_while_they_wait_for_a_connection_lose_no_place(
+async def test_a_view_that_closes_lets_calls_come_to_their_end(
     valkey_server: EmbeddedServer, redis_url: str, fresh_redis: Redis
 ) -> None:
     async with slow_proxy(valkey_server.port) as proxy, filled_view(redis_url, fresh_redis, proxy) as view:
         proxy.hold()
-        reads = [asyncio.create_task(read_and_compare(view, 1, 2)) for _ in range(CONNECTIONS * 3)]
-        await wait_until_async(lambda: len(proxy.open) == CONNECTIONS, "every connection to be in use")
+        reading = asyncio.create_task(read_and_compare(view, 1, 2))
+        await wait_until_async(lambda: proxy.held, "the reply to be held back")
+        closing = asyncio.create_task(view.close())
+        await loop_turns(5)
+        assert not closing.done()
+
+        proxy.let_go()
+
+        await asyncio.gather(reading, closing)
+        await wait_until_async(lambda: not proxy.open, "the connection to be closed")
+        with pytest.raises(ViewUnavailable, match="closed"):
+            await read_and_compare(view, 1, 2)
+
+
+async def test_calls_that_are_cancelled_while_they_wait_for_a_place_lose_none(
+    valkey_server: EmbeddedServer, redis_url: str, fresh_redis: Redis
+) -> None:
+    async with slow_proxy(valkey_server.port) as proxy, filled_view(redis_url, fresh_redis, proxy) as view:
+        proxy.hold()
+        reads = [asyncio.create_task(read_and_compare(view, 1, 2)) for _ in range(EXCHANGES * 3)]
+        await wait_until_async(lambda: proxy.held, "a reply to be held back")
         for read in reads:
             read.cancel()
             await loop_turns(1)
         await asyncio.gather(*reads, return_exceptions=True)
         proxy.let_go()
 
-        await assert_all_connections_are_usable(view, proxy)
-
-
-async def test_a_closed_view_cannot_be_asked_and_leaves_no_connection(
-    valkey_server: EmbeddedServer, redis_url: str, fresh_redis: Redis
-) -> None:
-    async with slow_proxy(valkey_server.port) as proxy, filled_view(redis_url, fresh_redis, proxy) as view:
-        proxy.hold()
-        before = proxy.requests
-        under_way = asyncio.create_task(read_and_compare(view, 1, 2))
-        await wait_until_async(lambda: proxy.requests > before, "the request to be under way")
-
-        await view.close()
-        proxy.let_go()
-        await under_way
-
-        await wait_until_async(lambda: not proxy.open, "the connections to be closed")
-        with pytest.raises(ViewUnavailable):
-            await view.locate(SHARD, entry_id(1))
+        await assert_all_places_are_usable(view, proxy)

@@ -55,6 +55,33 @@ OF_THE_VIEW = (
         tests=(_ON_MEMORY + "test_a_batch_folded_from_another_watermark_changes_nothing",),
     ),
     Mutant(
+        name="a batch is applied to Redis whatever fields its executions have",
+        promise="D1",
+        file=_APPLY,
+        old="    if redis.call('HLEN', ARGV[at]) ~= tonumber(ARGV[at + 1]) then",
+        new="    if false then",
+        tests=(_ON_REDIS + "test_a_batch_that_was_folded_from_other_fields_changes_nothing",),
+    ),
+    Mutant(
+        name="a batch is applied to memory whatever fields its executions have",
+        promise="D1",
+        file=_MEMORY,
+        old="        state.check_sizes(batch)\n",
+        new="",
+        tests=(_ON_MEMORY + "test_a_batch_that_was_folded_from_other_fields_changes_nothing",),
+    ),
+    Mutant(
+        name="a reply is given to the newest request",
+        promise="D5",
+        file="kernel/view/connections.py",
+        old="            exchange = self._waiting[0]",
+        new="            exchange = self._waiting[-1]",
+        tests=(
+            "tests/integration/test_redis_cancellation.py::"
+            "test_no_reply_reaches_another_request_when_calls_are_cancelled_at_random",
+        ),
+    ),
+    Mutant(
         name="another batch is applied to a torn view",
         promise="D3",
         file=_APPLY,

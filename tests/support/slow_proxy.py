@@ -16,9 +16,9 @@ class SlowProxy:
         """Connections so far."""
         self.open: set[asyncio.Transport] = set()
         """Connections that the client has not closed."""
-        self.open_max = 0
         self.requests = 0
         """Pieces of requests that arrived."""
+        self.bytes_asked = 0
         self._target_port = target_port
         self._delay_seconds = delay_seconds
         self._is_holding = False
@@ -77,11 +77,11 @@ class _Client(asyncio.Protocol):
         self.transport = transport
         self._proxy.accepted += 1
         self._proxy.open.add(transport)
-        self._proxy.open_max = max(self._proxy.open_max, len(self._proxy.open))
         self._connecting = asyncio.get_running_loop().create_task(self._connect())
 
     def data_received(self, data: bytes) -> None:
         self._proxy.requests += 1
+        self._proxy.bytes_asked += len(data)
         if self._server is None:
             self._early.append(data)
         else:
