@@ -55,6 +55,12 @@ class Done(msgspec.Struct, frozen=True, tag="done", array_like=True):
     is_replayed: bool = False
 
 
+class Claimed(msgspec.Struct, frozen=True, tag="claimed", array_like=True):
+    """The attempt is `claimed_by`'s, the name in the claim that was accepted: nobody else's with that entry id."""
+
+    claimed_by: str
+
+
 class Refusal(msgspec.Struct, frozen=True, tag="refusal", array_like=True):
     """Refused without a trace. `field` names the offending field or noun, `detail` what `details` holds."""
 
@@ -68,7 +74,7 @@ class Ignored(msgspec.Struct, frozen=True, tag="ignored", array_like=True):
     """A system entry that no longer matched the state: it changed nothing."""
 
 
-AnyAnswer = Created | Decided | Recorded | Done | Refusal | Ignored
+AnyAnswer = Created | Decided | Recorded | Done | Claimed | Refusal | Ignored
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyAnswer)

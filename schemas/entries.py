@@ -34,13 +34,40 @@ class RequestKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
     request: bytes
 
 
-class Verdict(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class ApprovalTerms(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a rule asks of an approval. Empty `approvers`: whoever may decide at all."""
+
+    approvers: tuple[str, ...] = ()
+    timeout_ms: int = 900_000
+    message: str = ""
+    separate_requester: bool = False
+    """Whether the principal that created the execution may not decide."""
+
+
+class RateTerms(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A rule's token bucket: full at first, refilled with `max_calls` in every window."""
+
+    max_calls: int
+    window_ms: int
+    per: Literal["execution", "agent", "global"] = "execution"
+    on_error: Literal["allow", "deny"] = "allow"
+    """What an unreachable bucket means; asked of `agent` and `global` alone."""
+
+
+class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     """What policy said of a submission, and the rule and bundle version that said it."""
 
-    decision: Literal["allow", "deny"]
+    decision: Literal["allow", "deny", "require_approval"]
     rule_id: str
     policy_version: int
     reason: str = ""
+    approval: ApprovalTerms | None = None
+    """Present exactly with `require_approval`."""
+    rate_limit: RateTerms | None = None
+    limited: str = ""
+    """Why the door got no token from a bucket of its agent or tenant; empty where it got one or needed none."""
+    token_budget_max: int = 0
+    """Tokens of its execution from which on an `llm_call` is denied; 0 without a budget."""
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -145,6 +172,8 @@ class DispatchClaimed(Entry, frozen=True, kw_only=True, tag="dispatch_claimed"):
 
     lease: Lease
     claimed_by: str
+    is_answered_by_name: bool | UnsetType = UNSET
+    """Whether the answer to an accepted claim names who holds it; absent in the entries of earlier builds."""
 
 
 class DispatchDelivered(Entry, frozen=True, kw_only=True, tag="dispatch_delivered"):

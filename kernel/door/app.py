@@ -21,6 +21,7 @@ from kernel.door.exchange import Handler, Request, Response
 from kernel.door.executions import Executions
 from kernel.door.fetching import Shelf
 from kernel.door.freshness import Freshness
+from kernel.door.gate import Gate
 from kernel.door.metrics import UNKNOWN, Metrics
 from kernel.door.operations import Operations
 from kernel.door.pipeline import Pipeline
@@ -62,8 +63,11 @@ class Door:
         self._metrics = Metrics()
         freshness = Freshness(settings.shards, losses=lambda: view.losses)
         self._auth = Auth(settings=settings, view=view, control=control, freshness=freshness)
-        self._presence = Presence(settings=settings, log=log, view=view, control=control, freshness=freshness)
-        self._pipeline = Pipeline(settings=settings, log=log, view=view, freshness=freshness)
+        gate = Gate(log=log, skew_seconds_max=settings.clock_skew_seconds_max)
+        self._presence = Presence(
+            settings=settings, log=log, view=view, control=control, freshness=freshness, gate=gate
+        )
+        self._pipeline = Pipeline(settings=settings, log=log, view=view, freshness=freshness, gate=gate)
         appending = Appending(settings=settings, auth=self._auth, pipeline=self._pipeline, name=name)
         records = Records(shards=settings.shards, view=view, auth=self._auth, freshness=freshness)
         shelf = Shelf(log)
@@ -82,13 +86,18 @@ class Door:
             Steps(records=records, shelf=shelf),
             Events(settings=settings, records=records, shelf=shelf, changes=self._changes),
             AgentAdmin(settings=settings, control=control, view=view, freshness=freshness),
-            Operations(is_ready=self.is_ready, metrics=self._metrics),
+            Operations(is_ready=self.is_ready, trouble=self._trouble, metrics=self._metrics),
         )
         self._open: set[asyncio.Task[None]] = set()
         self._is_draining = False
         self._is_over = False
         self._is_listening = False
         self._metrics.gauge("stepwell_requests_open", "Requests being answered.", lambda: len(self._open))
+        self._metrics.gauge(
+            "stepwell_log_silent_shards",
+            "Shards whose stream takes entries and acknowledges none.",
+            lambda: sum(log.is_silent(shard) for shard in range(settings.shards)),
+        )
         self._metrics.gauge("stepwell_requests_in_flight", "Requests waiting for the log.", lambda: self.in_flight)
 
     # ------------------------------------------------------------ life
@@ -96,6 +105,10 @@ class Door:
     def is_ready(self) -> bool:
         """Whether new requests can be answered now."""
         return self._is_listening and not self._is_draining and self._presence.is_ready()
+
+    def _trouble(self) -> str:
+        """What keeps a door from being ready that is not being closed: a door that drains needs no operator."""
+        return "" if self._is_draining else self._presence.trouble()
 
     @property
     def in_flight(self) -> int:

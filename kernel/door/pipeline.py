@@ -12,6 +12,7 @@ import msgspec
 from kernel.domain.errors import LogUnavailable, OutcomeUnknown, Unavailable, ViewUnavailable
 from kernel.door.concurrent import Slots
 from kernel.door.freshness import Freshness
+from kernel.door.gate import Gate
 from kernel.ports import Acknowledged, DoorView, Log, Outgoing, Rejected
 from kernel.settings import Settings
 from schemas.answers import AnyAnswer, decode_answer, decode_batch
@@ -25,8 +26,9 @@ POLL_SECONDS_MAX = 1.0
 class Pipeline:
     """All requests of this door that wait for an answer from the log."""
 
-    def __init__(self, *, settings: Settings, log: Log, view: DoorView, freshness: Freshness) -> None:
+    def __init__(self, *, settings: Settings, log: Log, view: DoorView, freshness: Freshness, gate: Gate) -> None:
         self._log = log
+        self._gate = gate
         self._view = view
         self._freshness = freshness
         self._poll_seconds = settings.answer_poll_seconds
@@ -46,6 +48,7 @@ class Pipeline:
         Nothing is published after `give_up_at`, when the fold would take the entry for late. Raises Unavailable
         where the entry is certainly not in the log, OutcomeUnknown where it may be and the deadline passed.
         """
+        self._gate.check(outgoing.shard)
         if not self._slots.try_enter():
             await self._enter(give_up_at)
         wait = _Wait(outgoing, give_up_at=give_up_at, deadline=deadline)
@@ -92,8 +95,13 @@ class Pipeline:
             raise Unavailable("too many requests wait for the log") from error
 
     def _publish(self, wait: "_Wait") -> None:
-        """Send the entry, once more where it was sent before: its id keeps it single."""
+        """Send the entry, once more where it was sent before: its id keeps it single.
+
+        What may be in the log already is sent through a closed gate, too: it can only make the outcome known.
+        """
         wait.tried_at = wait.loop.time()
+        if not wait.is_out and not self._gate.is_open(wait.outgoing.shard):
+            return
         try:
             self._log.send(wait.outgoing, partial(_on_acknowledged, wait))
         except LogUnavailable:
@@ -121,6 +129,7 @@ class Pipeline:
         """No publish of the entry can be in the log: give up where that is final, else publish."""
         if wait.is_full:
             raise LogUnavailable("the log is full", reason="log_full")
+        self._gate.check(wait.outgoing.shard)
         if now >= wait.give_up_at:
             raise LogUnavailable("the log cannot be reached")
         if now - wait.tried_at >= PUBLISH_PAUSE_SECONDS:

@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-import time
 
 from kernel.control.control import Control
 from kernel.domain.errors import KernelError
 from kernel.door.freshness import Freshness
+from kernel.door.gate import Gate
+from kernel.door.probing import Probes
 from kernel.ports import DoorView, Log
 from kernel.settings import Settings
 
@@ -22,15 +23,17 @@ _log = logging.getLogger(__name__)
 class Presence:
     """The door's own liveness and that of what it stands on."""
 
-    def __init__(self, *, settings: Settings, log: Log, view: DoorView, control: Control, freshness: Freshness) -> None:
+    def __init__(
+        self, *, settings: Settings, log: Log, view: DoorView, control: Control, freshness: Freshness, gate: Gate
+    ) -> None:
         self._log = log
+        self._gate = gate
+        self._probes = Probes(log=log, shards=settings.shards)
         self._view = view
         self._control = control
         self._freshness = freshness
         self._shards = range(settings.shards)
-        self._skew_micros_max = round(settings.clock_skew_seconds_max * 1_000_000)
         self._pulse_at: float | None = None
-        self._is_clock_right = False
         self._next_shard = 0
         self._told = ""
 
@@ -41,10 +44,15 @@ class Presence:
             pulse_at is not None
             and asyncio.get_running_loop().time() - pulse_at <= SILENCE_SECONDS_MAX
             and self._freshness.is_known
-            and self._is_clock_right
+            and self._gate.is_compared
+            and not self.trouble()
             and self._log.is_connected
             and self._control.is_level
         )
+
+    def trouble(self) -> str:
+        """Return why every change is refused, and what an operator has to do; empty where nobody has to."""
+        return self._gate.trouble(self._shards)
 
     async def run(self) -> None:
         """Keep the pulse until cancelled."""
@@ -62,12 +70,13 @@ class Presence:
                 # A door that stopped saying it lives would hold back every lease.
                 _log.exception("the door's pulse failed")
             else:
-                self._tell("")
+                self._tell(self.trouble())
                 self._pulse_at = loop.time()
             await asyncio.sleep(max(PULSE_SECONDS / 4, begun_at + PULSE_SECONDS - loop.time()))
 
     async def _pulse(self) -> None:
-        # First: what lives is known even while the log is away.
+        self._probes.send()
+        # Before the log is asked: what lives is known even while that is away.
         await self._view.beat(self._shards)
         await self._view.check()
         unknown = [shard for shard in self._shards if self._freshness.floor(shard) < 0]
@@ -88,12 +97,9 @@ class Presence:
         Whatever any door answered before this one started, or before the view was lost, is at or below the head.
         """
         losses = self._freshness.losses_known
-        asked_at = time.time_ns() // 1000
+        asked_at = self._gate.monotonic()
         state = await self._log.state(shard)
-        answered_at = time.time_ns() // 1000
-        # The broker looked at its clock somewhere between the two: only what lies outside them is a difference.
-        skew = max(asked_at - state.broker_time, state.broker_time - answered_at, 0)
-        self._is_clock_right = skew <= self._skew_micros_max
+        self._gate.compare(state.broker_time, asked_at=asked_at, answered_at=self._gate.monotonic())
         if self._freshness.floor(shard) < 0:
             self._freshness.learn_floor(shard, state.last_seq, losses=losses)
 

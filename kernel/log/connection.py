@@ -15,6 +15,7 @@ from kernel.domain.errors import LogUnavailable
 from kernel.log.driver import Delivery, Driver, DriverError, Heard
 from kernel.log.limits import EntryTooLarge, LogLimits
 from kernel.log.replies import Replies
+from kernel.log.silence import Silences
 
 _NO_RESPONDERS = "503"
 _MILLISECONDS = 1000
@@ -49,6 +50,12 @@ class Connection:
             seconds_max=limits.acknowledgement_seconds_max,
             clock=self._loop.time,
         )
+        self.silences = Silences(
+            seconds=limits.silence_of_acknowledgements_seconds,
+            probe_seconds=limits.silence_probe_seconds,
+            clock=self._loop.time,
+        )
+        """What to ask before an entry is published, and to tell after it."""
         self._listenings: dict[Listening, None] = {}
         self._driver: Driver | None = None
         self._connected = asyncio.Event()
@@ -229,6 +236,7 @@ class Connection:
         """Tell everybody that the connection is gone, and drop what is left of it."""
         driver, self._driver = self._driver, None
         self._connected.clear()
+        self.silences.forget()
         if not self._lost.done():
             self._lost.set_result(None)
         for listening in self._listenings:

@@ -10,6 +10,7 @@ from kernel.log.connection import Connection
 from kernel.log.driver import Delivery
 from kernel.log.messages import read_direct
 from kernel.log.naming import CONTROL_STREAM, CONTROL_SUBJECT, ENTRY_ID_HEADER, message_bytes
+from kernel.log.silence import CONTROL
 from kernel.ports import ControlMessage
 
 # Told after the acknowledgement. A subscriber of the stream's own subject hears an entry before it is stored, and would
@@ -28,14 +29,19 @@ class JetStreamControlLog:
     async def append_control(self, *, entry_id: str, payload: bytes, timeout_seconds: float) -> int:
         headers = {ENTRY_ID_HEADER: entry_id}
 
+        silences = self._connection.silences
+
         def send(said: Callable[[Said], None]) -> None:
+            watched = silences.watch(CONTROL, said)
+
             def heard(delivery: Delivery) -> None:
                 spoken = read_acknowledgement(delivery)
                 if spoken is not None:
-                    said(spoken)
+                    watched(spoken)
 
             size = message_bytes(headers, payload)
             self._connection.ask(CONTROL_SUBJECT, payload, heard, headers=headers, size=size)
+            silences.sent(watched)
 
         appended = await append_through(
             self._connection, send, timeout_seconds=timeout_seconds, limits=self._connection.limits

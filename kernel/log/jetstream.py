@@ -14,8 +14,8 @@ from kernel.log.control import JetStreamControlLog
 from kernel.log.driver import Delivery
 from kernel.log.follower import JetStreamFollower
 from kernel.log.limits import LogLimits
-from kernel.log.messages import direct_message, read_direct
-from kernel.log.naming import entry_headers, entry_subject, message_bytes, stream_name
+from kernel.log.messages import direct_message, read_direct, read_last
+from kernel.log.naming import MARKS_STREAM, entry_headers, entry_subject, mark_subject, message_bytes, stream_name
 from kernel.log.streams import ensure_streams
 from kernel.ports import Acknowledged, LogMessage, LogState, Outgoing, Rejected
 
@@ -50,17 +50,22 @@ class JetStreamLog(JetStreamControlLog):
     def is_connected(self) -> bool:
         return self.connection.is_connected
 
+    def is_silent(self, shard: int) -> bool:
+        return self.connection.silences.is_silent(shard)
+
     def send(self, outgoing: Outgoing, acknowledged: Callable[[Acknowledged | Rejected], None]) -> None:
         """As the port says; also EntryTooLarge, a LogUnavailable, for what the broker never takes."""
+        watched = self.connection.silences.watch(outgoing.shard, acknowledged)
         subject = entry_subject(self._checked(outgoing.shard), outgoing.tenant, outgoing.execution_id)
         headers = entry_headers(outgoing)
         self.connection.ask(
             subject,
             outgoing.payload,
-            partial(_hear_acknowledgement, acknowledged),
+            partial(_hear_acknowledgement, watched),
             headers=headers,
             size=message_bytes(headers, outgoing.payload),
         )
+        self.connection.silences.sent(watched)
 
     async def append(self, outgoing: Outgoing, *, timeout_seconds: float) -> Acknowledged:
         return await append_through(
@@ -83,6 +88,18 @@ class JetStreamLog(JetStreamControlLog):
             last_seq=last_seq,
             broker_time=unix_microseconds(info.ts),
         )
+
+    async def mark(self, shard: int) -> bytes | None:
+        delivery = await read_last(self.connection, MARKS_STREAM, mark_subject(self._checked(shard)))
+        return None if delivery is None else delivery.data
+
+    async def put_mark(self, shard: int, payload: bytes, *, timeout_seconds: float) -> None:
+        subject = mark_subject(self._checked(shard))
+
+        def send(said: Callable[[Acknowledged | Rejected], None]) -> None:
+            self.connection.ask(subject, payload, partial(_hear_acknowledgement, said))
+
+        await append_through(self.connection, send, timeout_seconds=timeout_seconds, limits=self.connection.limits)
 
     @asynccontextmanager
     async def follow(self, shard: int, *, after_seq: int) -> AsyncGenerator[JetStreamFollower]:

@@ -30,6 +30,10 @@ class LogLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What may wait for the socket before a publish is refused."""
     acknowledgement_seconds_max: float = 30.0
     """A publish that the broker has not spoken of by then is forgotten; its callback is never called."""
+    silence_of_acknowledgements_seconds: float = 5.0
+    """Without the acknowledgement that a publish waits for; then the stream counts as silent."""
+    silence_probe_seconds: float = 1.0
+    """Between two publishes into a silent stream."""
     request_seconds: float = 4.0
     """For one answer of the broker's API."""
     republish_seconds: float = 2.0

@@ -24,11 +24,11 @@ from kernel.log.naming import (
     message_bytes,
     tenant_of,
 )
+from kernel.log.silence import CONTROL, Silences, Watched
 from kernel.ports import Acknowledged, ControlMessage, LogMessage, LogState, Outgoing, Rejected
 
 __all__ = ["DUPLICATE_WINDOW_MICROSECONDS", "MemoryLog", "MemoryWakes"]
 
-_CONTROL = -1
 _MESSAGE_BYTES_MAX = 8 * 1024 * 1024
 
 
@@ -48,14 +48,23 @@ class MemoryLog:
     ) -> None:
         self.drop_acks = False
         """Entries are stored and nobody hears of it."""
+        self.fail_writes = False
+        """Nothing that is published is stored, or spoken of, as after a failed write to the disk."""
         self.reject_full = False
         """Every publish of a new id is refused for want of room."""
+        self.marks: dict[int, bytes] = {}
+        """What `put_mark` recorded; a mark that is deleted here is a mark that an operator deleted."""
         self._limits = limits or LogLimits()
         self._clock = clock
         self._connected = asyncio.Event()
         self._connected.set()
         self._lost: asyncio.Future[None] | None = None
-        self._streams = {shard: MemoryStream(clock, number=0) for shard in (_CONTROL, *range(shards))}
+        self._silences = Silences(
+            seconds=self._limits.silence_of_acknowledgements_seconds,
+            probe_seconds=self._limits.silence_probe_seconds,
+            clock=time.monotonic,
+        )
+        self._streams = {shard: MemoryStream(clock, number=0) for shard in (CONTROL, *range(shards))}
         self._hinted = asyncio.Event()
 
     # ------------------------------------------------------------ knobs
@@ -63,6 +72,7 @@ class MemoryLog:
     def go_offline(self) -> None:
         """From now on nothing is sent and nothing is received; what was sent before stays in the log."""
         self._connected.clear()
+        self._silences.forget()
         if self._lost is not None and not self._lost.done():
             self._lost.set_result(None)
         for stream in self._streams.values():
@@ -94,6 +104,10 @@ class MemoryLog:
         """
         self._stream(shard).recreate()
 
+    def restore(self, shard: int, *, last_seq: int) -> None:
+        """Put back a backup of the stream, taken when it ended at that sequence."""
+        self._stream(shard).restore(last_seq)
+
     # ------------------------------------------------------------ Log
 
     @property
@@ -111,6 +125,9 @@ class MemoryLog:
     async def wait_connected(self) -> None:
         await self._connected.wait()
 
+    def is_silent(self, shard: int) -> bool:
+        return self._silences.is_silent(shard)
+
     def send(self, outgoing: Outgoing, acknowledged: Callable[[Acknowledged | Rejected], None]) -> None:
         stream = self._stream(outgoing.shard)
         subject = entry_subject(outgoing.shard, outgoing.tenant, outgoing.execution_id)
@@ -126,7 +143,8 @@ class MemoryLog:
             reply_to=headers.get(REPLY_HEADER, ""),
             payload=outgoing.payload,
         )
-        self._store(stream, message, message_bytes(headers, outgoing.payload), acknowledged)
+        size = message_bytes(headers, outgoing.payload)
+        self._store(stream, message, size, self._silences.watch(outgoing.shard, acknowledged))
 
     async def append(self, outgoing: Outgoing, *, timeout_seconds: float) -> Acknowledged:
         return await append_through(
@@ -147,6 +165,21 @@ class MemoryLog:
             broker_time=self._clock(),
         )
 
+    async def mark(self, shard: int) -> bytes | None:
+        self._refuse_unconnected()
+        self._stream(shard)
+        return self.marks.get(shard)
+
+    async def put_mark(self, shard: int, payload: bytes, *, timeout_seconds: float) -> None:
+        self._stream(shard)
+        if not self.is_connected:
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    await self.wait_connected()
+            except TimeoutError as error:
+                raise LogUnavailable("not connected to the log") from error
+        self.marks[shard] = payload
+
     @asynccontextmanager
     async def follow(self, shard: int, *, after_seq: int) -> AsyncGenerator[MemoryFollower]:
         stream = self._stream(shard)
@@ -160,7 +193,7 @@ class MemoryLog:
 
     async def append_control(self, *, entry_id: str, payload: bytes, timeout_seconds: float) -> int:
         message = LogMessage(
-            shard=_CONTROL,
+            shard=CONTROL,
             seq=0,
             stored_at=0,
             tenant="",
@@ -172,7 +205,7 @@ class MemoryLog:
         )
 
         def send(said: Callable[[Said], None]) -> None:
-            self._store(self._streams[_CONTROL], message, len(payload), said)
+            self._store(self._streams[CONTROL], message, len(payload), self._silences.watch(CONTROL, said))
 
         appended = await append_through(self, send, timeout_seconds=timeout_seconds, limits=self._limits)
         self._hinted.set()
@@ -184,7 +217,7 @@ class MemoryLog:
 
     async def control_head(self) -> int:
         self._refuse_unconnected()
-        return self._streams[_CONTROL].last_seq
+        return self._streams[CONTROL].last_seq
 
     async def wait_control(self, *, wait_seconds: float) -> None:
         try:
@@ -195,7 +228,7 @@ class MemoryLog:
         self._hinted.clear()
 
     def _control_page(self, after_seq: int) -> Iterator[ControlMessage]:
-        stream = self._streams[_CONTROL]
+        stream = self._streams[CONTROL]
         first_seq = max(after_seq + 1, stream.first_seq)
         end_seq = min(stream.last_seq + 1, first_seq + self._limits.control_page_messages_max)
         for seq in range(first_seq, end_seq):
@@ -203,15 +236,14 @@ class MemoryLog:
             if message is not None:
                 yield ControlMessage(seq=seq, payload=message.payload)
 
-    def _store(
-        self, stream: MemoryStream, message: LogMessage, size: int, acknowledged: Callable[[Said], None]
-    ) -> None:
+    def _store(self, stream: MemoryStream, message: LogMessage, size: int, watched: Watched) -> None:
         self._refuse_unconnected()
         if size > _MESSAGE_BYTES_MAX - self._limits.message_reserve_bytes:
             raise EntryTooLarge("the message is larger than the log takes")
-        said = self._spoken(stream, message)
-        if not self.drop_acks:
-            asyncio.get_running_loop().call_soon(acknowledged, said)
+        said = None if self.fail_writes else self._spoken(stream, message)
+        self._silences.sent(watched)
+        if said is not None and not self.drop_acks:
+            asyncio.get_running_loop().call_soon(watched, said)
 
     def _spoken(self, stream: MemoryStream, message: LogMessage) -> Said:
         if self.reject_full and not stream.has_seen(message.entry_id):
@@ -223,6 +255,6 @@ class MemoryLog:
             raise LogUnavailable("not connected to the log")
 
     def _stream(self, shard: int) -> MemoryStream:
-        if shard not in self._streams or shard == _CONTROL:
+        if shard not in self._streams or shard == CONTROL:
             raise InvariantBroken(f"there is no shard {shard} among {len(self._streams) - 1}")
         return self._streams[shard]

@@ -70,6 +70,14 @@ class MemoryStream:
         for follower in self._followers:
             follower.restart()
 
+    def restore(self, last_seq: int) -> None:
+        for seq in range(last_seq + 1, self.last_seq + 1):
+            self._messages.pop(seq, None)
+        self._seen = {entry_id: seen for entry_id, seen in self._seen.items() if seen[0] <= last_seq}
+        self.last_seq = last_seq
+        for follower in self._followers:
+            follower.restart()
+
     def follow(self, after_seq: int) -> "MemoryFollower":
         follower = MemoryFollower(after_seq)
         self._followers[follower] = None

@@ -54,22 +54,34 @@ async def read_direct(connection: Connection, stream: str, seq: int) -> Delivery
     """Return what the stream holds at a sequence, None where it holds nothing. Raises LogUnavailable."""
     delivery = await connection.request(f"$JS.API.DIRECT.GET.{stream}", b'{"seq":%d}' % seq)
     if delivery.status == _NOT_FOUND:
-        await _confirm_missing(connection, stream, seq)
+        await _confirm_missing(connection, stream, {"seq": seq})
         return None
     if delivery.status or delivery.headers.get("Nats-Sequence") != str(seq):
         raise LogUnavailable(f"the broker cannot read {stream} at {seq}: status {delivery.status or 'none'}")
     return delivery
 
 
-async def _confirm_missing(connection: Connection, stream: str, seq: int) -> None:
+async def read_last(connection: Connection, stream: str, subject: str) -> Delivery | None:
+    """Return the last message of a subject, None where there is none. Raises LogUnavailable."""
+    asked = msgspec.json.encode({"last_by_subj": subject})
+    delivery = await connection.request(f"$JS.API.DIRECT.GET.{stream}", asked)
+    if delivery.status == _NOT_FOUND:
+        await _confirm_missing(connection, stream, {"last_by_subj": subject})
+        return None
+    if delivery.status or delivery.headers.get("Nats-Subject") != subject:
+        raise LogUnavailable(f"the broker cannot read {subject}: status {delivery.status or 'none'}")
+    return delivery
+
+
+async def _confirm_missing(connection: Connection, stream: str, asked: Mapping[str, object]) -> None:
     """Ask the stream's leader, too: any replica answers direct reads, and one may lag. Raises LogUnavailable then."""
     try:
-        await call(connection, f"STREAM.MSG.GET.{stream}", {"seq": seq}, Answer)
+        await call(connection, f"STREAM.MSG.GET.{stream}", asked, Answer)
     except Refusal as refusal:
         if refusal.err_code == _NO_MESSAGE:
             return
         raise
-    raise LogUnavailable(f"a replica of {stream} does not have {seq} yet")
+    raise LogUnavailable(f"a replica of {stream} does not have {asked} yet")
 
 
 def direct_message(shard: int, seq: int, delivery: Delivery) -> LogMessage:

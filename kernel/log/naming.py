@@ -12,6 +12,9 @@ CONTROL_STREAM = "STEPWELL_CONTROL"
 CONTROL_SUBJECTS = "stepwell.control.>"
 CONTROL_SUBJECT = "stepwell.control.entries"
 
+MARKS_STREAM = "STEPWELL_MARKS"
+MARKS_SUBJECTS = "stepwell.marks.*"
+
 ENTRY_ID_HEADER = "Nats-Msg-Id"
 EXECUTION_HEADER = "Stepwell-Execution"
 CHECKSUM_HEADER = "Stepwell-Checksum"
@@ -30,6 +33,10 @@ def stream_name(shard: int) -> str:
 def stream_subjects(shard: int) -> str:
     """All subjects of a shard: one for every tenant and bucket."""
     return f"stepwell.{shard}.*.*"
+
+
+def mark_subject(shard: int) -> str:
+    return f"stepwell.marks.{shard}"
 
 
 def entry_subject(shard: int, tenant: str, execution_id: str) -> str:

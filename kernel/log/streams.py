@@ -6,7 +6,14 @@ from collections.abc import Iterable, Iterator
 from kernel.domain.errors import LogUnavailable, Misconfigured
 from kernel.log.api import Refusal, StreamConfig, StreamInfo, call, stream_info
 from kernel.log.connection import Connection
-from kernel.log.naming import CONTROL_STREAM, CONTROL_SUBJECTS, stream_name, stream_subjects
+from kernel.log.naming import (
+    CONTROL_STREAM,
+    CONTROL_SUBJECTS,
+    MARKS_STREAM,
+    MARKS_SUBJECTS,
+    stream_name,
+    stream_subjects,
+)
 
 DUPLICATE_WINDOW_SECONDS = 120
 _NANOSECONDS_IN_A_SECOND = 1_000_000_000
@@ -40,6 +47,8 @@ class _Tries:
 
 def _all_streams(shards: int) -> Iterator[tuple[str, str]]:
     yield CONTROL_STREAM, CONTROL_SUBJECTS
+    if shards:
+        yield MARKS_STREAM, MARKS_SUBJECTS
     for shard in range(shards):
         yield stream_name(shard), stream_subjects(shard)
 
@@ -67,7 +76,8 @@ async def _create_or_check(connection: Connection, name: str, subjects: str) -> 
         discard="new",
         max_age=0,
         max_msgs=_UNLIMITED,
-        max_msgs_per_subject=_UNLIMITED,
+        # A mark takes the place of the one before; of everything else nothing is ever replaced.
+        max_msgs_per_subject=1 if name == MARKS_STREAM else _UNLIMITED,
         max_msg_size=connection.message_bytes_max,
         duplicate_window=DUPLICATE_WINDOW_SECONDS * _NANOSECONDS_IN_A_SECOND,
         num_replicas=1,
@@ -124,9 +134,13 @@ def _differences(found: StreamConfig, wanted: StreamConfig, entry_bytes_max: int
         is_, must_be = getattr(found, field), getattr(wanted, field)
         if is_ != must_be:
             yield f"{field} {is_} and needs {must_be}"
-    for field in ("max_msgs", "max_msgs_per_subject"):
-        if getattr(found, field) > 0:
-            yield f"{field} {getattr(found, field)} and needs none"
+    if found.max_msgs > 0:
+        yield f"max_msgs {found.max_msgs} and needs none"
+    if found.max_msgs_per_subject != wanted.max_msgs_per_subject and max(found.max_msgs_per_subject, 0) + max(
+        wanted.max_msgs_per_subject, 0
+    ):
+        needed = "none" if wanted.max_msgs_per_subject == _UNLIMITED else wanted.max_msgs_per_subject
+        yield f"max_msgs_per_subject {found.max_msgs_per_subject} and needs {needed}"
     if 0 <= found.max_msg_size < entry_bytes_max:
         yield f"max_msg_size {found.max_msg_size} and needs {wanted.max_msg_size}"
     if found.duplicate_window < wanted.duplicate_window:

@@ -118,6 +118,26 @@ class EntrySuite:
         assert before.broker_time <= stored.stored_at <= after.broker_time
         assert abs(after.broker_time - time.time_ns() // 1000) < CLOCK_TOLERANCE_MICROSECONDS
 
+    async def test_of_the_marks_of_a_shard_the_last_one_is_kept(self, harness: LogHarness) -> None:
+        assert await harness.log.mark(SHARD) is None
+        for payload in (b'{"first":1}', b'{"second":2}'):
+            await harness.log.put_mark(SHARD, payload, timeout_seconds=5)
+
+        assert await harness.log.mark(SHARD) == b'{"second":2}'
+        assert await harness.log.mark(SHARD + 1) is None
+        assert (await harness.log.state(SHARD)).last_seq == 0
+
+    async def test_a_mark_outlives_an_outage(self, lone_harness: LogHarness) -> None:
+        await lone_harness.log.put_mark(SHARD, b"{}", timeout_seconds=5)
+        await lone_harness.go_offline()
+        with pytest.raises(LogUnavailable):
+            await lone_harness.log.mark(SHARD)
+        with pytest.raises(LogUnavailable):
+            await lone_harness.log.put_mark(SHARD, b"[]", timeout_seconds=IMPATIENT_SECONDS)
+        await lone_harness.come_back()
+
+        assert await lone_harness.log.mark(SHARD) == b"{}"
+
     @pytest.mark.parametrize("tenant", ["", "a.b", "*", ">", "a b", "a\r\nb", "é"])
     async def test_an_entry_without_a_proper_tenant_is_not_sent(self, harness: LogHarness, tenant: str) -> None:
         with pytest.raises(InvariantBroken):

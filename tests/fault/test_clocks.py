@@ -2,7 +2,9 @@
 
 import time
 
-from tests.conformance.harness.answers import accepted
+import pytest
+
+from tests.conformance.harness.answers import envelope
 from tests.conformance.harness.endpoint import Answer, in_turn
 from tests.conformance.harness.kernel import Kernel
 from tests.fault.faulty_stack import FaultyStack
@@ -10,35 +12,38 @@ from tests.support.wait import wait_until_async
 
 HOUR_SECONDS = 3600.0
 DELIVERED_SECONDS_MAX = 5.0
+REFUSED_SECONDS_MAX = 2.0
 
 
 async def _is_ready(kernel: Kernel) -> bool:
     return (await kernel.get("/v0/ready")).status_code == 200
 
 
-async def test_what_a_door_creates_whose_clock_runs_ahead_is_delivered_at_once(
-    stack: FaultyStack, kernel: Kernel
+@pytest.mark.parametrize("off_seconds", [HOUR_SECONDS, -HOUR_SECONDS])
+async def test_a_door_whose_clock_is_off_refuses_at_once_and_nothing_of_it_happens(
+    stack: FaultyStack, kernel: Kernel, off_seconds: float
 ) -> None:
     agent = await kernel.agent(scheme="sha256")
-    stack.set_clock("door", HOUR_SECONDS)
+    lease = await agent.acknowledged()
+    stack.set_clock("door", off_seconds)
     try:
 
         async def is_off() -> bool:
             return not await _is_ready(kernel)
 
         await wait_until_async(is_off, "the door to say that its clock is off")
-        created_at = time.monotonic()
-        execution = accepted(await kernel.create(agent.id), 201)
-        delivery = await agent.delivery(execution["id"], deadline_seconds=DELIVERED_SECONDS_MAX)
-        lease = agent.lease_of(delivery)
-        step_id = await lease.done("tool", result="done")
+        asked_at = time.monotonic()
+        created = await kernel.create(agent.id)
+        submitted = await lease.submit("tool", 1, key="k")
+        refused_seconds = time.monotonic() - asked_at
     finally:
         stack.set_clock("door", 0.0)
     await wait_until_async(lambda: _is_ready(kernel), "the door to be ready again")
 
-    assert delivery.at - created_at < DELIVERED_SECONDS_MAX
-    assert (await kernel.step(lease.execution_id, step_id))["result"] == "done"
-    assert execution["created_at"] < time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() + HOUR_SECONDS / 2))
+    assert envelope(created, 503)["code"] == envelope(submitted, 503)["code"] == "unavailable"
+    assert refused_seconds < REFUSED_SECONDS_MAX
+    assert await kernel.steps(lease.execution_id) == []
+    assert await lease.done("tool", 1, result="done")
 
 
 async def test_a_retry_that_a_dispatcher_with_a_clock_ahead_arranges_comes_in_its_time(

@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import httpx
@@ -104,15 +105,29 @@ async def test_a_disk_without_room_lets_nothing_proceed_and_after_a_restart_of_t
     resource.prlimit(stack.nats.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
     answers = await asyncio.gather(*(lease.submit("fill", n, key=f"full{n}") for n in range(4)))
     steps = await kernel.steps(lease.execution_id)
+    trouble = await wait_until_async(
+        lambda: told(kernel), "the door to say what to do", deadline_seconds=15, retry_on=httpx.TransportError
+    )
+    begun_at = time.monotonic()
+    refused = await lease.submit("fill", 0, key="refused")
+    refused_seconds = time.monotonic() - begun_at
     resource.prlimit(stack.nats.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     await asyncio.to_thread(stack.restart, "nats")
 
+    assert "restart it" in trouble
+    assert envelope(refused, 503)["code"] == "unavailable"
+    assert refused_seconds < BUDGET_SECONDS / 2
     for response in answers:
         assert envelope(response, 504)["code"] == "outcome_unknown"
     assert [step["step_id"] for step in steps] == [kept]
     again = [await decided(lease, "fill", n, key=f"full{n}") for n in range(4)]
     assert [step["step_id"] for step in await kernel.steps(lease.execution_id)] == [kept, *again]
     assert (await bounds(stack, shard_of(lease.execution_id, SHARDS)))[0] == first_seq
+
+
+async def told(kernel: Kernel) -> str:
+    """What the door says of its readiness beyond that it is not ready."""
+    return (await kernel.get("/v0/ready")).json().get("reason", "")
 
 
 async def test_a_view_without_room_is_unknown_and_not_undone_and_what_waits_comes_when_there_is_room(

@@ -90,6 +90,7 @@ ENTRIES: dict[str, AnyEntry] = {
     "execution_failed.least": ExecutionFailed(**_LEASED, error=""),
     "execution_cancelled": ExecutionCancelled(**_REQUEST, cancelled_by="api"),
     "dispatch_claimed": DispatchClaimed(**_DISPATCHED, claimed_by="dispatcher0001"),
+    "dispatch_claimed.named": DispatchClaimed(**_DISPATCHED, claimed_by="dispatcher0001", is_answered_by_name=True),
     "dispatch_delivered": DispatchDelivered(**_DISPATCHED),
     "dispatch_failed": DispatchFailed(**_DISPATCHED, reason="http_503", jitter_permille=250, retry_after_ms=3000),
     "dispatch_failed.least": DispatchFailed(**_DISPATCHED, reason="unreachable", jitter_permille=0),

@@ -19,6 +19,7 @@ from kernel.view import keys
 from schemas.answers import (
     AnswerBatch,
     AnyAnswer,
+    Claimed,
     Created,
     Decided,
     Done,
@@ -124,6 +125,7 @@ ANSWERS: dict[str, AnyAnswer] = {
     "recorded.execution_terminal": Recorded("execution_terminal"),
     "done": Done(),
     "done.replayed": Done(is_replayed=True),
+    "claimed": Claimed(claimed_by="dispatcher0001.a1b2c3d4"),
     "refusal": Refusal("conflict", "the step is not executing"),
     "refusal.detailed": Refusal("execution_terminal", "the execution has ended", "status", "failed"),
     "ignored": Ignored(),
@@ -267,6 +269,8 @@ def _log_names() -> dict[str, str]:
     headers = naming.entry_headers(outgoing)
     return {
         "control.stream": naming.CONTROL_STREAM,
+        "marks.stream": naming.MARKS_STREAM,
+        "marks.subject": naming.mark_subject(3),
         "control.subject": naming.CONTROL_SUBJECT,
         "stream": naming.stream_name(3),
         "stream.subjects": naming.stream_subjects(3),

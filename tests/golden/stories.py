@@ -202,4 +202,22 @@ def halted_and_released(shard: _Shard) -> None:
     nothing.append(HeartbeatReceived(**nothing.stamp(), lease=Lease(nothing.dispatch_id, 1)))
 
 
-STORIES: dict[str, Callable[[], list[FrozenEntry]]] = {"log_v1": story_v1}
+def named_claims() -> list[FrozenEntry]:
+    """Claims that are answered by name: one of two that ask for an attempt, its repeat, and the next attempt."""
+    shard = _Shard()
+    log = shard.execution()
+    log.create(dispatch_id=log.dispatch_id)
+    log.later(0.05)
+    log.claim(by="dispatcher0001.a1b2c3d4", is_named=True)
+    log.claim(attempt=1, by="dispatcher0002.e5f60718", is_named=True)
+    log.delivered()
+    step = log.submitted("charge", {"n": 1})
+    log.later(130)
+    log.expire()
+    log.claim(by="dispatcher0002.0badcafe", is_named=True)
+    log.complete_step(step, "late")
+    log.complete("done")
+    return shard.frozen()
+
+
+STORIES: dict[str, Callable[[], list[FrozenEntry]]] = {"log_v1": story_v1, "log_named_claims": named_claims}

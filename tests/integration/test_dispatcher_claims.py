@@ -4,13 +4,16 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
-from kernel.ports import Subscription, Wakes, answers_channel
+from kernel.ports import Acknowledged, Log, Outgoing, Subscription, Wakes, answers_channel
+from schemas.answers import AnswerBatch, Claimed, Done, encode_answer, encode_batch
 from tests.support.dispatching import LIMITS, LONG_LEASE, Kernel, Kernels
 from tests.support.scripted_agent import ScriptedAgent, is_quiet
-from tests.support.wait import wait_until_async
+from tests.support.wait import loop_turns, wait_until_async
 from workers.dispatching.claims import Claims
 from workers.dispatching.entries import claimed
 
@@ -28,6 +31,16 @@ class Deaf:
 
     async def listen(self, channel: str, heard: Callable[[bytes], None], *, group: str = "") -> Subscription:
         return await self._wakes.listen(channel, heard, group=group)
+
+
+class Forgetful:
+    """What a claim needs of a log, one whose memory of ids is over: it takes every entry for a new one."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    async def append(self, outgoing: Outgoing, *, timeout_seconds: float) -> Acknowledged:
+        return replace(await self._log.append(outgoing, timeout_seconds=timeout_seconds), is_duplicate=False)
 
 
 async def claims_of(kernel: Kernel, name: str = "claimant") -> Claims:
@@ -81,6 +94,42 @@ async def test_the_same_process_is_not_given_a_claim_twice(kernels: Kernels) -> 
 
         assert await claims.claim(kernel.shard(execution_id), item) is not None
         assert await claims.claim(kernel.shard(execution_id), item) is None
+
+
+async def test_the_acceptance_of_an_earlier_claim_is_not_taken_for_that_of_a_later_one(kernels: Kernels) -> None:
+    """What a process hears when the view went back, is folded forward, and the broker has forgotten the entry's id."""
+    async with kernels(dispatchers=0) as kernel:
+        execution_id = await kernel.create(limits=LONG_LEASE)
+        item = await kernel.due_delivery(execution_id)
+        shard = kernel.shard(execution_id)
+        claims = Claims(log=cast("Log", Forgetful(kernel.log)), view=kernel.view, name="claimant")
+        await kernel.wakes.listen(answers_channel("claimant"), claims.heard)
+        assert await claims.claim(shard, item) is not None
+        accepted = Claimed((await kernel.header(execution_id)).claimed_by)
+
+        again = asyncio.ensure_future(claims.claim(shard, item))
+        await loop_turns()
+        entry_id = claimed(item, claimed_by="").id
+        claims.heard(encode_batch(AnswerBatch(shard, 1, ((entry_id, encode_answer(accepted)),))))
+
+        assert await again is None
+
+
+async def test_an_answer_without_a_name_tells_nothing_and_the_header_does(kernels: Kernels) -> None:
+    """A projector of an earlier build answers so."""
+    async with kernels(dispatchers=0) as kernel:
+        execution_id = await kernel.create(limits=LONG_LEASE)
+        item = await kernel.due_delivery(execution_id)
+        shard = kernel.shard(execution_id)
+        claims = await claims_of(kernel)
+        await kernel.append(claimed(item, claimed_by="another"))
+
+        claiming = asyncio.ensure_future(claims.claim(shard, item))
+        await loop_turns()
+        entry_id = claimed(item, claimed_by="").id
+        claims.heard(encode_batch(AnswerBatch(shard, 1, ((entry_id, encode_answer(Done())),))))
+
+        assert await claiming is None
 
 
 async def test_two_calls_at_once_for_one_claim_are_one(kernels: Kernels) -> None:

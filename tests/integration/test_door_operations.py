@@ -9,6 +9,7 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from kernel.door.routes import ROUTES, Route
+from kernel.log.limits import LogLimits
 from kernel.ports import LogState
 from tests.support.door import MemoryRig, rig_in_memory
 from tests.support.wait import loop_turns, wait_until_async
@@ -101,6 +102,7 @@ async def test_a_door_is_not_ready_without_its_view_its_log_or_control(rig: Memo
 
 async def test_a_door_whose_clock_is_off_is_not_ready() -> None:
     async with rig_in_memory() as rig:
+        await rig.register()
         state = rig.memory_log.state
 
         async def later(shard: int) -> LogState:
@@ -109,6 +111,39 @@ async def test_a_door_whose_clock_is_off_is_not_ready() -> None:
 
         rig.memory_log.state = later
         await wait_until_async(lambda: not rig.door.is_ready(), "the door to notice its clock")
+        ready = await rig.client.get("/v0/ready")
+        assert ready.json()["status"] == "unavailable"
+        assert "1.5 s from the clock of NATS" in ready.json()["reason"]
+        last_seq = (await state(0)).last_seq + (await state(1)).last_seq
+        async with asyncio.timeout(2):
+            refused = await rig.call("POST", "/v0/executions", json={"agent_id": "agent"})
+        assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
+        assert (await state(0)).last_seq + (await state(1)).last_seq == last_seq
+
+
+async def test_a_door_whose_log_acknowledges_nothing_says_what_to_do_and_is_well_again_by_itself() -> None:
+    limits = LogLimits(silence_of_acknowledgements_seconds=0.5, silence_probe_seconds=0.1)
+    async with rig_in_memory(limits=limits, budget_seconds=2.0, shards=1, mode="dev", api_key="") as rig:
+        await rig.register()
+        rig.memory_log.fail_writes = True
+        unknown = await rig.call("POST", "/v0/executions", json={"agent_id": "agent"})
+        assert unknown.status_code == 504
+        ready = await rig.client.get("/v0/ready")
+        assert ready.status_code == 503
+        assert "STEPWELL_0" in ready.json()["reason"]
+        assert "restart it" in ready.json()["reason"]
+        assert "stepwell_log_silent_shards 1" in (await rig.call("GET", "/metrics")).text
+        async with asyncio.timeout(1):
+            refused = await rig.call("POST", "/v0/executions", json={"agent_id": "agent"})
+        assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
+
+        rig.memory_log.fail_writes = False
+        await wait_until_async(rig.door.is_ready, "the door to be ready without anybody asking")
+        assert (await rig.call("GET", "/v0/executions")).json()["executions"] == []
+        await rig.create()
+        # What it found out by is one entry, and nothing to anybody.
+        assert (await rig.memory_log.state(0)).last_seq == 2
+        assert len((await rig.call("GET", "/v0/executions")).json()["executions"]) == 1
 
 
 async def test_without_a_projector_a_read_waits_and_then_says_why() -> None:

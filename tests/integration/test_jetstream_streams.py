@@ -20,7 +20,12 @@ from schemas.ids import new_uuid7
 from tests.contract.log_harness import SECONDS, append, outgoing, read_all
 
 SHARDS = 2
-STREAMS = ["STEPWELL_CONTROL", "STEPWELL_0", "STEPWELL_1"]
+SUBJECTS = {
+    "STEPWELL_0": "stepwell.0.*.*",
+    "STEPWELL_CONTROL": "stepwell.control.>",
+    "STEPWELL_MARKS": "stepwell.marks.*",
+}
+STREAMS = ["STEPWELL_CONTROL", "STEPWELL_MARKS", "STEPWELL_0", "STEPWELL_1"]
 TWO_MINUTES_NANOSECONDS = 120 * 1_000_000_000
 MIB = 1024 * 1024
 
@@ -54,7 +59,7 @@ async def test_the_streams_keep_everything_in_files_and_refuse_what_does_not_fit
         assert config["retention"] == "limits"
         assert config["discard"] == "new"
         assert (config["max_age"], config["max_msgs"], config["max_bytes"]) == (0, -1, -1)
-        assert config["max_msgs_per_subject"] == -1
+        assert config["max_msgs_per_subject"] == (1 if name == "STEPWELL_MARKS" else -1)
         assert config["allow_direct"] is True
         assert config["duplicate_window"] == TWO_MINUTES_NANOSECONDS
         assert config["num_replicas"] == 1
@@ -89,15 +94,17 @@ async def test_streams_that_are_there_are_kept_with_what_they_hold(log: JetStrea
         ("STEPWELL_0", {"no_ack": True}, "no_ack True and needs False"),
         ("STEPWELL_0", {"subjects": ["stepwell.0.acme.*"]}, "subjects"),
         ("STEPWELL_CONTROL", {"discard": "old"}, "discard old and needs new"),
+        ("STEPWELL_MARKS", {"max_msgs_per_subject": 2}, "max_msgs_per_subject 2 and needs 1"),
+        ("STEPWELL_MARKS", {}, "max_msgs_per_subject -1 and needs 1"),
     ],
 )
 async def test_a_stream_that_would_lose_entries_is_refused_by_name(
     log: JetStreamLog, operator: JetStreamContext, name: str, wrong: dict[str, Any], named: str
 ) -> None:
-    subjects = ["stepwell.control.>"] if name == "STEPWELL_CONTROL" else ["stepwell.0.*.*"]
+    subjects = SUBJECTS[name]
     right: dict[str, Any] = {
         "name": name,
-        "subjects": subjects,
+        "subjects": [subjects],
         "discard": "new",
         "allow_direct": True,
         "duplicate_window": 120.0,

@@ -73,7 +73,9 @@ async def test_another_entry_at_the_watermark_stops_the_shard(seed: int, caplog:
     assert message is not None
     await projection.damaged(head, **resealed(message, b"{}"))
     async with projection.projector("successor"):
-        await wait_until_async(lambda: said(caplog, f"entry {head} is not the one"), "the shard to stop")
+        await wait_until_async(
+            lambda: said(caplog, f"entry {head} is not the one the view was built from"), "the shard to stop"
+        )
 
 
 async def test_fields_that_were_lost_under_a_running_projector_are_folded_anew(seed: int):

@@ -14,10 +14,18 @@ _OF_TURNS = "tests/unit/test_dispatch_turns.py::"
 
 OF_THE_DISPATCHER = (
     Mutant(
+        name="the acceptance of an earlier claim is taken for that of a later one",
+        promise="G3",
+        file=_CLAIMS,
+        old="is_mine = answered.result() == entry.claimed_by",
+        new='is_mine = answered.result() != ""',
+        tests=(_OF_CLAIMS + "test_the_acceptance_of_an_earlier_claim_is_not_taken_for_that_of_a_later_one",),
+    ),
+    Mutant(
         name="a webhook is sent although its claim was ignored",
         promise="G3",
         file=_CLAIMS,
-        old="is_mine = answered.result()",
+        old="is_mine = answered.result() == entry.claimed_by",
         new="is_mine = True",
         tests=(_OF_CLAIMS + "test_a_claim_on_a_cancelled_execution_is_not_given",),
     ),

@@ -10,9 +10,41 @@ _OF_PIPELINE = "tests/unit/test_door_pipeline.py::"
 _OF_FRESHNESS = "tests/unit/test_door_freshness.py::"
 _OF_AUTH = "tests/integration/test_door_auth.py::"
 
+_GATE = "kernel/door/gate.py"
+_SILENT = '(_silence_of((shard,)) if self._log.is_silent(shard) else "")'
+
 _NOT_ANSWERED = 'raise OutcomeUnknown("sent to the log and not answered in time")'
 
 OF_THE_DOOR = (
+    Mutant(
+        name="entries are sent under a clock that is an hour off",
+        promise="D2",
+        file=_GATE,
+        old="if skew <= self._skew_seconds_max:",
+        new="if True:",
+        tests=(_OF_PIPELINE + "test_under_a_clock_that_is_off_nothing_is_sent_and_the_refusal_comes_at_once",),
+    ),
+    Mutant(
+        name="a request waits for a log that acknowledges nothing",
+        promise="G9",
+        file=_GATE,
+        old=_SILENT,
+        new='""',
+        tests=(
+            _OF_PIPELINE + "test_into_a_log_that_acknowledges_nothing_no_more_is_sent_until_a_probe_is_acknowledged",
+        ),
+    ),
+    Mutant(
+        name="nobody probes a log that acknowledges nothing",
+        promise="G9",
+        file="kernel/door/presence.py",
+        old="self._probes.send()",
+        new="pass",
+        tests=(
+            "tests/integration/test_door_operations.py::"
+            "test_a_door_whose_log_acknowledges_nothing_says_what_to_do_and_is_well_again_by_itself",
+        ),
+    ),
     Mutant(
         name="the door answers when it has sent, before the acknowledgement",
         promise="G8",

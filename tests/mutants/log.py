@@ -20,6 +20,25 @@ _KEPT_FOR_LATER = """
 
 OF_THE_LOG = (
     Mutant(
+        name="an old entry known by its id counts as a sign that the log writes",
+        promise="G9",
+        file="kernel/log/silence.py",
+        old="if not said.is_duplicate or said.seq > known_seq:",
+        new="if True:",
+        tests=("tests/unit/test_log_silence.py::test_an_old_entry_that_is_known_by_its_id_proves_no_write",),
+    ),
+    Mutant(
+        name="a silence outlives the connection",
+        promise="G9",
+        file="kernel/log/connection.py",
+        old="        self.silences.forget()\n",
+        new="",
+        tests=(
+            "tests/integration/test_jetstream_write_failure.py::"
+            "test_a_stream_that_could_not_write_is_silent_until_the_broker_is_restarted",
+        ),
+    ),
+    Mutant(
         name="what is published while disconnected is kept and sent later",
         promise="G9",
         file="kernel/log/connection.py",

@@ -11,9 +11,44 @@ _OF_BATCH = "tests/unit/test_projecting_batch.py::"
 _TRUST = "tests/integration/test_projector_trust.py::"
 _REBUILD = "tests/integration/test_projector_rebuild.py::"
 
+_MARKS = "workers/projecting/marks.py"
+_OF_MARKS = "tests/integration/test_projector_marks.py::"
+
 _APPLY = "await self._apply(self._batch_of(folded, watermark))"
 
 OF_THE_PROJECTOR = (
+    Mutant(
+        name="the log is not compared with its mark",
+        promise="D6",
+        file=_SHARD,
+        old="        await self._marks.check(log_state)\n        count =",
+        new="        count =",
+        tests=(_OF_MARKS + "test_a_log_restored_from_a_backup_stops_the_shard_though_its_view_is_lost",),
+    ),
+    Mutant(
+        name="the entry at the mark is not compared",
+        promise="D6",
+        file=_MARKS,
+        old="if message is None or message.checksum != mark.checksum:",
+        new="if message is None:",
+        tests=(_OF_MARKS + "test_another_entry_at_the_mark_stops_the_shard_though_its_view_is_lost",),
+    ),
+    Mutant(
+        name="a mark of another stream is no matter",
+        promise="D6",
+        file=_MARKS,
+        old="if mark.created_at != log_state.created_at:",
+        new="if False:",
+        tests=(_OF_MARKS + "test_another_stream_stops_the_shard_though_its_view_is_lost",),
+    ),
+    Mutant(
+        name="the folding waits for the mark",
+        promise="D6",
+        file=_MARKS,
+        old="        try:\n            yield\n",
+        new="        await asyncio.wait([task], timeout=60)\n        try:\n            yield\n",
+        tests=(_OF_MARKS + "test_a_projector_that_cannot_record_goes_on_folding",),
+    ),
     Mutant(
         name="a projector tells before the view has the batch: the answer leaves before the fold is kept",
         promise="D4",

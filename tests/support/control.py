@@ -32,10 +32,10 @@ class DamagedLog(MemoryLog):
         super().__init__(shards=1)
         self.lost_seqs: set[int] = set()
         self.is_anew = False
-        self.is_silent = False
+        self.keeps_silent = False
 
     async def control_head(self) -> int:
-        if self.is_silent:
+        if self.keeps_silent:
             await asyncio.Event().wait()
         return 0 if self.is_anew else await super().control_head()
 

@@ -19,6 +19,7 @@ from kernel.domain.identity import shard_of
 from kernel.domain.signatures import sign_body, sign_request
 from kernel.door.app import Door, build_app
 from kernel.log.jetstream import JetStreamLog
+from kernel.log.limits import LogLimits
 from kernel.log.memory import MemoryLog, MemoryWakes
 from kernel.log.wakes import NatsWakes
 from kernel.ports import ControlLog, Log, Outgoing, View, Wakes
@@ -245,8 +246,8 @@ async def running(rig: Rig, *, projects: bool = True) -> AsyncIterator[Rig]:
 class MemoryRig(Rig):
     """A rig on memory adapters, whose knobs do what servers may do."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.memory_log = MemoryLog(shards=settings.shards)
+    def __init__(self, settings: Settings, *, limits: LogLimits | None = None) -> None:
+        self.memory_log = MemoryLog(shards=settings.shards, limits=limits)
         self.memory_view = MemoryView()
         super().__init__(
             settings, log=self.memory_log, control_log=self.memory_log, view=self.memory_view, wakes=MemoryWakes()
@@ -254,9 +255,11 @@ class MemoryRig(Rig):
 
 
 @asynccontextmanager
-async def rig_in_memory(*, projects: bool = True, **settings: Any) -> AsyncIterator[MemoryRig]:
+async def rig_in_memory(
+    *, projects: bool = True, limits: LogLimits | None = None, **settings: Any
+) -> AsyncIterator[MemoryRig]:
     """Run a rig on memory adapters."""
-    rig = MemoryRig(rig_settings(**settings))
+    rig = MemoryRig(rig_settings(**settings), limits=limits)
     async with running(rig, projects=projects):
         yield rig
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from kernel.domain.canonical import args_hash
 from kernel.domain.fold import Folded, Position, fold
@@ -172,10 +172,20 @@ class ListLog:
         }
         return self.append(ExecutionCreated(**self.stamp(), **(fields | more)))
 
-    def claim(self, attempt: int | None = None, dispatch_id: str | None = None, by: str = "dispatcher") -> Any:
+    def claim(
+        self,
+        attempt: int | None = None,
+        dispatch_id: str | None = None,
+        by: str = "dispatcher",
+        *,
+        is_named: bool = False,
+    ) -> Any:
         dispatch = self.live_header.dispatch
         lease = Lease(dispatch_id or dispatch.dispatch_id, dispatch.next_attempt if attempt is None else attempt)
-        return self.append(DispatchClaimed(**self.stamp(is_system=True), lease=lease, claimed_by=by))
+        named = True if is_named else UNSET
+        return self.append(
+            DispatchClaimed(**self.stamp(is_system=True), lease=lease, claimed_by=by, is_answered_by_name=named)
+        )
 
     def delivered(self, lease: Lease | None = None) -> Any:
         return self.append(DispatchDelivered(**self.stamp(is_system=True), lease=lease or self.lease))

@@ -216,11 +216,11 @@ async def test_a_log_that_does_not_answer_leaves_it_not_level(
 ) -> None:
     monkeypatch.setattr("kernel.control.control.READ_SECONDS_MAX", 0.01)
     async with following(control):
-        log.is_silent = True
+        log.keeps_silent = True
         clock.now += 2
         with pytest.raises(Unavailable):
             await control.level(timeout_seconds=0.1)
-        log.is_silent = False
+        log.keeps_silent = False
         await control.level(timeout_seconds=SECONDS)
 
     assert "the log did not answer within 0.01 s" in caplog.text

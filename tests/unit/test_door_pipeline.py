@@ -11,7 +11,10 @@ from msgspec import Raw
 
 from kernel.domain.errors import LogUnavailable, OutcomeUnknown, Unavailable
 from kernel.door.freshness import Freshness
+from kernel.door.gate import Gate
 from kernel.door.pipeline import Pipeline
+from kernel.door.probing import Probes
+from kernel.log.limits import LogLimits
 from kernel.log.memory import MemoryLog, MemoryWakes
 from kernel.ports import Acknowledged, Outgoing, Rejected, answers_channel
 from kernel.settings import Settings
@@ -30,7 +33,7 @@ class CountingLog(MemoryLog):
     """A log that counts publishes and refuses as many as it is told to."""
 
     def __init__(self) -> None:
-        super().__init__(shards=1)
+        super().__init__(shards=1, limits=LogLimits(silence_of_acknowledgements_seconds=0.3, silence_probe_seconds=0.1))
         self.sent: list[str] = []
         self.refusals: list[Rejected] = []
 
@@ -54,7 +57,21 @@ class Bench:
         self.wakes = MemoryWakes()
         self.freshness = Freshness(1)
         self.freshness.learn_floor(0, 0, losses=0)
-        self.pipeline = Pipeline(settings=self.settings, log=self.log, view=self.view, freshness=self.freshness)
+        self.wall_ahead_seconds = 0.0
+        self.gate = Gate(
+            log=self.log,
+            skew_seconds_max=self.settings.clock_skew_seconds_max,
+            wall=lambda: time.time_ns() + round(self.wall_ahead_seconds * 1e9),
+        )
+        self.compare_clocks()
+        self.pipeline = Pipeline(
+            settings=self.settings, log=self.log, view=self.view, freshness=self.freshness, gate=self.gate
+        )
+
+    def compare_clocks(self) -> None:
+        """Let the gate know the broker's clock, as a pulse of the door does."""
+        now = self.gate.monotonic()
+        self.gate.compare(time.time_ns() // 1000, asked_at=now, answered_at=now)
 
     def entry(self) -> Outgoing:
         """Return an entry that creates an execution."""
@@ -223,6 +240,64 @@ async def test_refusals_of_every_publish_prove_that_the_entry_is_not_there() -> 
         with pytest.raises(LogUnavailable):
             await found.decide(found.entry(), seconds=0.3)
         assert len(found.log.sent) > 1
+
+
+async def test_into_a_log_that_acknowledges_nothing_no_more_is_sent_until_a_probe_is_acknowledged() -> None:
+    async with bench() as found:
+        found.log.fail_writes = True
+        with pytest.raises(OutcomeUnknown):
+            await found.decide(found.entry(), seconds=0.6)
+        refused = found.entry()
+        with pytest.raises(LogUnavailable, match="restart"):
+            await asyncio.wait_for(found.decide(refused, seconds=30), 5)
+        assert refused.entry_id not in found.log.sent
+
+        found.log.fail_writes = False
+        probes = Probes(log=found.log, shards=1)
+        with pytest.raises(LogUnavailable):
+            await found.decide(found.entry())
+
+        async def is_heard() -> bool:
+            probes.send()
+            return not found.log.is_silent(0)
+
+        await wait_until_async(is_heard, "a probe to be acknowledged")
+        outgoing = found.entry()
+        assert await found.decide(outgoing) == Created(outgoing.execution_id)
+        assert refused.entry_id not in found.log.sent
+
+
+async def test_what_was_sent_before_the_log_fell_silent_is_unknown_and_not_refused() -> None:
+    async with bench(projects=False) as found:
+        found.log.fail_writes = True
+        outgoing = found.entry()
+        with pytest.raises(OutcomeUnknown):
+            await found.decide(outgoing, seconds=1.0)
+        assert found.log.is_silent(0)
+
+
+@pytest.mark.parametrize("ahead_seconds", [2.0, -2.0, 3600.0, -3600.0])
+async def test_under_a_clock_that_is_off_nothing_is_sent_and_the_refusal_comes_at_once(ahead_seconds: float) -> None:
+    async with bench() as found:
+        found.wall_ahead_seconds = ahead_seconds
+        with pytest.raises(LogUnavailable, match="clock"):
+            await asyncio.wait_for(found.decide(found.entry(), seconds=30), 5)
+        assert found.log.sent == []
+        found.wall_ahead_seconds = 0.9 if ahead_seconds > 0 else -0.9
+        outgoing = found.entry()
+        assert await found.decide(outgoing) == Created(outgoing.execution_id)
+
+
+async def test_nothing_is_sent_before_the_clock_was_compared_with_the_brokers() -> None:
+    async with bench() as found:
+        gate = Gate(log=found.log, skew_seconds_max=1.0)
+        pipeline = Pipeline(
+            settings=found.settings, log=found.log, view=found.view, freshness=found.freshness, gate=gate
+        )
+        ends_at = asyncio.get_running_loop().time() + 0.3
+        with pytest.raises(LogUnavailable):
+            await pipeline.decide(found.entry(), give_up_at=ends_at - 0.1, deadline=ends_at)
+        assert found.log.sent == []
 
 
 async def test_a_view_that_is_away_is_asked_until_the_deadline() -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from kernel.domain.errors import LogUnavailable, OutcomeUnknown, ViewUnavailable
 from kernel.ports import DoorView, DueItem, Log
-from schemas.answers import Done, Ignored, decode_answer, decode_batch
+from schemas.answers import Claimed, Ignored, decode_answer, decode_batch
 from schemas.entries import DispatchClaimed, Lease
 from schemas.records import HEADER_FIELD, Header, decode_header
 from workers.dispatching.entries import claimed, outgoing
@@ -39,7 +39,8 @@ class Claims:
         self._log = log
         self._view = view
         self._name = name
-        self._waiting: dict[str, asyncio.Future[bool]] = {}
+        self._waiting: dict[str, asyncio.Future[str]] = {}
+        """By entry id; the answer is the name of whose the attempt is, empty where it is nobody's."""
 
     def heard(self, raw: bytes) -> None:
         """Take in one batch of answers from a projector. Whatever cannot be read is no answer."""
@@ -51,8 +52,9 @@ class Claims:
             return
         for entry_id, answer in answers:
             waiting = self._waiting.get(entry_id)
-            if waiting is not None and not waiting.done() and isinstance(answer, Done | Ignored):
-                waiting.set_result(isinstance(answer, Done))
+            # An answer without a name, as earlier builds gave it, tells nothing: then the header is looked at.
+            if waiting is not None and not waiting.done() and isinstance(answer, Claimed | Ignored):
+                waiting.set_result(answer.claimed_by if isinstance(answer, Claimed) else "")
 
     async def claim(self, shard: int, item: DueItem) -> Claim | None:
         """Return the claim where the fold gave it to this very call; None where it may not deliver.
@@ -63,7 +65,7 @@ class Claims:
         if entry.id in self._waiting:
             # The hold ran out while this process still waits for the same claim.
             return None
-        answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._waiting[entry.id] = answered
         try:
             return await self._claimed(shard, entry, answered)
@@ -73,7 +75,7 @@ class Claims:
         finally:
             del self._waiting[entry.id]
 
-    async def _claimed(self, shard: int, entry: DispatchClaimed, answered: asyncio.Future[bool]) -> Claim | None:
+    async def _claimed(self, shard: int, entry: DispatchClaimed, answered: asyncio.Future[str]) -> Claim | None:
         # Before the append nobody can have accepted it, so a pause of this process only ever makes a claim older.
         since = time.monotonic()
         message = outgoing(shard, entry, reply_to=self._name)
@@ -82,7 +84,8 @@ class Claims:
         if not acknowledged.is_duplicate:
             await asyncio.wait({answered}, timeout=ANSWER_SECONDS)
             if answered.done():
-                is_mine = answered.result()
+                # The id is every claim's of this attempt: the acceptance of an earlier one may be told again.
+                is_mine = answered.result() == entry.claimed_by
                 return Claim(seq=acknowledged.seq, lease=entry.lease, since=since) if is_mine else None
         return await self._looked_up(shard, entry, seq=acknowledged.seq, since=since)
 

@@ -29,6 +29,7 @@ def claimed(item: DueItem, *, claimed_by: str) -> DispatchClaimed:
         at=now(),
         lease=Lease(dispatch_id=dispatch.dispatch_id, attempt=dispatch.next_attempt),
         claimed_by=claimed_by,
+        is_answered_by_name=True,
     )
 
 

@@ -32,6 +32,7 @@ from kernel.settings import Settings
 from schemas.answers import AnswerBatch, encode_answer, encode_batch
 from schemas.records import Header, encode_record
 from workers.projecting.batch import FoldedBatch, ShardStopped, ViewDamaged, fold_batch, inspect
+from workers.projecting.marks import Marks
 from workers.projecting.memory import ShardMemory
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class ShardOwner:
         self._log = log
         self._view = view
         self._wakes = wakes
+        self._marks = Marks(self.shard, log)
         self._memory = self._fresh_memory()
         self._watermark = Watermark(created_at="", seq=0, checksum="")
         self._rebuild_until = 0
@@ -104,6 +106,7 @@ class ShardOwner:
             self._is_damaged = False
             return
         await self._verify(found.watermark, log_state)
+        await self._marks.check(log_state)
         self._watermark = found.watermark
         self._rebuild_until = log_state.last_seq if found.is_rebuilding else 0
         entry_ids = await self._view.recent_entry_ids(self.shard)
@@ -121,7 +124,7 @@ class ShardOwner:
         if watermark.created_at != log_state.created_at:
             raise ShardStopped(
                 f"shard {self.shard}: the stream of {log_state.created_at} is not the one the view was built from "
-                f"({watermark.created_at}); empty the view to rebuild it from this log"
+                f"({watermark.created_at}); docs/operating.md says how to go on with this log"
             )
         if watermark.seq > log_state.last_seq:
             raise ShardStopped(
@@ -136,6 +139,7 @@ class ShardOwner:
 
     async def _rebuild(self, log_state: LogState) -> None:
         """Empty the shard's view and fold the log from its beginning; readers wait until it is level again."""
+        await self._marks.check(log_state)
         count = log_state.last_seq - log_state.first_seq + 1
         logger.log(logging.WARNING if count else logging.DEBUG, "shard %d: rebuilding %d entries", self.shard, count)
         self._memory = self._fresh_memory()
@@ -157,7 +161,10 @@ class ShardOwner:
         settings = self._settings
         keep_seconds = settings.owner_ttl_seconds / 4
         waiting: deque[LogMessage] = deque()
-        async with self._log.follow(self.shard, after_seq=self._watermark.seq) as follower:
+        async with (
+            self._marks.recording(lambda: self._watermark),
+            self._log.follow(self.shard, after_seq=self._watermark.seq) as follower,
+        ):
             restarts = follower.restarts
             while True:
                 if time.monotonic() - self._kept_at >= keep_seconds:

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from kernel.domain.fold.draft import Draft
 from kernel.domain.fold.endings import fail
 from kernel.domain.retry import retry_wait_ms
-from schemas.answers import AnyAnswer, Done, Ignored, Refusal
+from schemas.answers import AnyAnswer, Claimed, Done, Ignored, Refusal
 from schemas.entries import (
     AgentMissing,
     DispatchClaimed,
@@ -97,7 +97,8 @@ def on_claimed(draft: Draft, entry: DispatchClaimed) -> AnyAnswer:
     header.claimed_by = entry.claimed_by
     header.claims += 1
     header.renewed_seq = draft.seq
-    return Done()
+    # Claims of one attempt share their entry id, so the id alone does not tell whose claim this was.
+    return Claimed(claimed_by=entry.claimed_by) if entry.is_answered_by_name is True else Done()
 
 
 def is_outcome_awaited(draft: Draft, lease: Lease) -> bool:

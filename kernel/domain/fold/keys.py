@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from kernel.domain.errors import InvariantBroken
 from kernel.domain.fold.draft import Draft
-from schemas.answers import AnyAnswer, Created, Decided, Done, Ignored, Recorded, Refusal
+from schemas.answers import AnyAnswer, Claimed, Created, Decided, Done, Ignored, Recorded, Refusal
 from schemas.entries import RequestKey
 from schemas.records import KeyRecord
 
@@ -32,7 +32,7 @@ def first_answer(draft: Draft, key: RequestKey | None) -> AnyAnswer | None:
             return replace(recorded, is_replayed=True)
         case Done():
             return Done(is_replayed=True)
-        case Created() | Refusal() | Ignored():
+        case Created() | Claimed() | Refusal() | Ignored():
             raise InvariantBroken("a request key is bound to an answer that binds none")
         case _:
             assert_never(record.answer)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from schemas.answers import (
     AnswerBatch,
     AnyAnswer,
+    Claimed,
     Created,
     Decided,
     DecisionWord,
@@ -42,13 +43,13 @@ def test_a_batch_is_read_as_it_was_written(batch: AnswerBatch) -> None:
 
 
 def test_a_batch_carries_answers_that_can_be_read() -> None:
-    answers = (Created("e"), Done(), Ignored(), Refusal(code="conflict", message="no"), Recorded(decision="recorded"))
+    answers = (Created("e"), Done(), Claimed("me"), Ignored(), Refusal("conflict", "no"), Recorded("recorded"))
     batch = AnswerBatch(
         shard=3, watermark_seq=9, answers=tuple((str(n), encode_answer(a)) for n, a in enumerate(answers))
     )
     read = decode_batch(encode_batch(batch))
     assert tuple(decode_answer(raw) for _, raw in read.answers) == answers
-    assert [entry_id for entry_id, _ in read.answers] == ["0", "1", "2", "3", "4"]
+    assert [entry_id for entry_id, _ in read.answers] == ["0", "1", "2", "3", "4", "5"]
 
 
 def test_the_decisions_are_the_seven_words_of_the_contract() -> None:

@@ -1,10 +1,6 @@
-"""The seams between the pure domain and the outside: log, wake-ups and view, each with a memory and a real adapter.
+"""The view as a port: what projectors, dispatchers and doors need of it."""
 
-Both adapters of a port pass the same contract suite. Adapters raise the errors of `kernel.domain.errors` alone.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping, Sequence
 from typing import Generic, Literal, Protocol, TypeVar
 
 import msgspec
@@ -13,165 +9,6 @@ from schemas.entries import Lease
 from schemas.records import Header
 
 T = TypeVar("T")
-
-
-class Outgoing(msgspec.Struct, frozen=True):
-    """One entry on its way into a shard. `reply_to` names the process that waits for the answer, or is empty."""
-
-    shard: int
-    tenant: str
-    execution_id: str
-    entry_id: str
-    payload: bytes
-    reply_to: str
-
-
-class Acknowledged(msgspec.Struct, frozen=True, gc=False):
-    """The broker has the entry on disk. `is_duplicate`: an entry with this id was there before."""
-
-    seq: int
-    is_duplicate: bool
-
-
-class Rejected(msgspec.Struct, frozen=True, gc=False):
-    """The broker refused this publish: the entry is not in the log through it. `is_full`: for want of room."""
-
-    reason: str
-    is_full: bool
-
-
-class LogMessage(msgspec.Struct, frozen=True):
-    """One message of a shard as it lies in the log. Headers are as found: empty where missing."""
-
-    shard: int
-    seq: int
-    stored_at: int
-    """The broker's timestamp in unix microseconds: data in the log."""
-    tenant: str
-    """From the subject."""
-    entry_id: str
-    execution_id: str
-    checksum: str
-    reply_to: str
-    payload: bytes
-
-
-class LogState(msgspec.Struct, frozen=True, gc=False):
-    """`created_at` names this incarnation of the stream; an empty stream has first_seq = last_seq + 1.
-
-    `broker_time` is the broker's clock at the answer, in unix microseconds.
-    """
-
-    created_at: str
-    first_seq: int
-    last_seq: int
-    broker_time: int
-
-
-class Follower(Protocol):
-    """A reader of one shard in sequence order. It re-creates its consumer by itself and never skips on its own.
-
-    The messages may still have holes (damage, deletion): the caller checks that sequences are contiguous.
-    """
-
-    async def next(self, *, messages_max: int, bytes_max: int, wait_seconds: float) -> list[LogMessage]:
-        """Return what is there, at most `messages_max` and `bytes_max` (one message may exceed it alone).
-
-        Waits up to `wait_seconds` for the first one; an empty list means nothing came.
-        """
-        ...
-
-    @property
-    def restarts(self) -> int:
-        """How often the consumer was created anew: after a change the caller compares its watermark's entry."""
-        ...
-
-
-class Log(Protocol):
-    """The append-only record: one stream a shard."""
-
-    @property
-    def is_connected(self) -> bool: ...
-
-    def send(self, outgoing: Outgoing, acknowledged: Callable[[Acknowledged | Rejected], None]) -> None:
-        """Publish without waiting; the callback is called at most once, on the loop, when the broker spoke.
-
-        Raises LogUnavailable when certainly nothing was sent: disconnected, or the send buffer is full. The same
-        entry may be sent again: its id de-duplicates it.
-        """
-        ...
-
-    async def append(self, outgoing: Outgoing, *, timeout_seconds: float) -> Acknowledged:
-        """Publish, and publish again with the same id, until acknowledged.
-
-        Raises LogUnavailable where every publish was refused or none was sent, OutcomeUnknown otherwise.
-        """
-        ...
-
-    async def get(self, shard: int, seq: int) -> LogMessage | None:
-        """Return the message at a sequence, None where there is none."""
-        ...
-
-    async def state(self, shard: int) -> LogState: ...
-
-    def follow(self, shard: int, *, after_seq: int) -> AbstractAsyncContextManager[Follower]: ...
-
-
-class ControlMessage(msgspec.Struct, frozen=True):
-    seq: int
-    payload: bytes
-
-
-class ControlLog(Protocol):
-    """The control stream: small, read whole by every process."""
-
-    async def append_control(self, *, entry_id: str, payload: bytes, timeout_seconds: float) -> int:
-        """Append and return the sequence; errors as of Log.append."""
-        ...
-
-    async def read_control(self, *, after_seq: int) -> list[ControlMessage]:
-        """Return all messages after a sequence (in bounded pages); empty when level with the head."""
-        ...
-
-    async def control_head(self) -> int: ...
-
-    async def wait_control(self, *, wait_seconds: float) -> None:
-        """Return when a control entry was appended by anybody, or the time is up: a hint, not a promise."""
-        ...
-
-
-class Subscription(Protocol):
-    async def close(self) -> None: ...
-
-
-class Wakes(Protocol):
-    """Hints over NATS core: may be lost, repeated or late; nothing rests on them but speed."""
-
-    def tell(self, channel: str, payload: bytes) -> None:
-        """Send without waiting; silently nothing when disconnected."""
-        ...
-
-    async def listen(self, channel: str, heard: Callable[[bytes], None], *, group: str = "") -> Subscription:
-        """Call `heard` on the loop for every message; of listeners that share a group only one is called."""
-        ...
-
-
-def answers_channel(process: str) -> str:
-    """Channel on which a process hears the answers to its entries."""
-    return f"answers.{process}"
-
-
-def due_channel(shard: int) -> str:
-    """Channel on which dispatchers hear that a shard has work due now."""
-    return f"due.{shard}"
-
-
-def changes_channel(shard: int) -> str:
-    """Channel on which waiting readers hear which executions of a shard have new events.
-
-    The payload is a msgpack list of execution ids, one message a batch.
-    """
-    return f"changes.{shard}"
 
 
 class Watermark(msgspec.Struct, frozen=True, gc=False):
@@ -283,8 +120,9 @@ class ProjectorView(Protocol):
     async def apply(self, ownership: Ownership, batch: Batch) -> None:
         """Apply the batch if the fence and the expected watermark hold.
 
-        Raises OwnershipLost (nothing changed, or not this owner's to know) or ViewUnavailable (unknown: look with
-        `keep`). Sending the same batch again is safe in every case.
+        Raises OwnershipLost (nothing changed, or not this owner's to know), InvariantBroken (nothing changed: an
+        execution's fields are not those the batch was folded from) or ViewUnavailable (unknown: look with `keep`).
+        Sending the same batch again is safe in every case.
         """
         ...
 
