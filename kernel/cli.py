@@ -1,4 +1,4 @@
-"""The command line: `stepwell dev | server | door | projector | dispatcher | version`."""
+"""The command line: `stepwell dev | server | door | projector | dispatcher | policy | version`."""
 
 import argparse
 import sys
@@ -8,6 +8,8 @@ from pathlib import Path
 
 from kernel.dev import DATA_PATH, run_dev
 from kernel.main import Arguments, Command, run_command
+from kernel.policy_commands import ABOUT as ABOUT_POLICY
+from kernel.policy_commands import add_policy_commands, run_policy
 
 _SETTINGS = """\
 Settings come from the environment; a flag beats them. What the server cannot start without:
@@ -35,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command == "version":
         print(f"stepwell {_version()}")
         return 0
+    if command == "policy":
+        return run_policy(options, say=print, complain=lambda text: print(text, file=sys.stderr))
     arguments = Arguments(flags=_flags(options), config_path=getattr(options, "config", None))
     if command == "dev":
         return run_dev(arguments, data_path=options.data, say=lambda text: print(text, flush=True))
@@ -65,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         if name in ("server", "door"):
             _add_door_flags(command)
         _add_shards(command)
+    add_policy_commands(commands.add_parser("policy", help=ABOUT_POLICY, description=ABOUT_POLICY, allow_abbrev=False))
     commands.add_parser("version", help="Show the version.", allow_abbrev=False)
     return parser
 

@@ -3,6 +3,7 @@
 KernelError
 ├── Refused                 the request is at fault; nothing changed
 │   ├── Invalid             malformed or out of range (`path` names the field)
+│   │   └── BundleInvalid   a policy bundle cannot be loaded (`line`, `field`)
 │   ├── Unauthorized        no, bad or expired credential
 │   ├── Forbidden           the credential lacks the scope
 │   ├── NotFound            unknown or foreign (`noun`)
@@ -37,6 +38,18 @@ class Invalid(Refused):
         super().__init__(reason)
         self.reason = reason
         self.path = path
+
+
+class BundleInvalid(Invalid):
+    """A policy bundle cannot be loaded: `field`, such as `rules[2].then.decision`, is wrong on `line`, from 1.
+
+    `field` is empty where the document as a whole is to blame.
+    """
+
+    def __init__(self, reason: str, *, line: int, field: str) -> None:
+        super().__init__(reason, path=field)
+        self.line = line
+        self.field = field
 
 
 class Unauthorized(Refused):

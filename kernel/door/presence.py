@@ -76,8 +76,9 @@ class Presence:
 
     async def _pulse(self) -> None:
         self._probes.send()
-        # Before the log is asked: what lives is known even while that is away.
-        await self._view.beat(self._shards)
+        # A door that could not answer a heartbeat is as good as silent: its agents must not be expired for that.
+        if self._control.is_level:
+            await self._view.beat([shard for shard in self._shards if self._freshness.floor(shard) >= 0])
         await self._view.check()
         unknown = [shard for shard in self._shards if self._freshness.floor(shard) < 0]
         trouble: KernelError | None = None

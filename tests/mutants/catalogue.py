@@ -12,6 +12,7 @@ from tests.mutants.door import OF_THE_DOOR
 from tests.mutants.fold import OF_THE_FOLD
 from tests.mutants.log import OF_THE_LOG
 from tests.mutants.mutant import Mutant
+from tests.mutants.policy import OF_POLICY
 from tests.mutants.projector import OF_THE_PROJECTOR
 from tests.mutants.values import OF_VALUES
 from tests.mutants.view import OF_THE_VIEW
@@ -24,4 +25,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *OF_THE_DISPATCHER,
     *OF_THE_LOG,
     *OF_VALUES,
+    *OF_POLICY,
 )

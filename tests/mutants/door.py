@@ -17,6 +17,14 @@ _NOT_ANSWERED = 'raise OutcomeUnknown("sent to the log and not answered in time"
 
 OF_THE_DOOR = (
     Mutant(
+        name="a door that cannot answer a heartbeat says that it lives",
+        promise="D6",
+        file="kernel/door/presence.py",
+        old="        if self._control.is_level:\n            await self._view.beat",
+        new="        if True:\n            await self._view.beat",
+        tests=("tests/unit/test_door_presence.py::test_a_door_that_may_not_decide_does_not_say_that_it_lives",),
+    ),
+    Mutant(
         name="entries are sent under a clock that is an hour off",
         promise="D2",
         file=_GATE,

@@ -8,8 +8,7 @@ import asyncio
 import random
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -19,25 +18,30 @@ import pytest_asyncio
 
 from kernel.domain.identity import shard_of
 from kernel.log.jetstream import JetStreamLog
-from schemas.entries import StepCompleted, decode_entry
 from tests.conformance.harness.agent import Agent, Lease
 from tests.conformance.harness.answers import accepted
 from tests.conformance.harness.calls import KEY, REPLAYED
 from tests.conformance.harness.endpoint import Answer, Delivery
 from tests.conformance.harness.kernel import Kernel, connected
+from tests.scenario.crashing import (
+    PROCESSES,
+    REDELIVERY_SECONDS_MAX,
+    SHARDS,
+    Sink,
+    kill,
+    patiently,
+    restart,
+    until_completed_in_log,
+)
 from tests.support.stack import Stack
 from tests.support.wait import wait_until_async
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-SHARDS = 8
 COMPLETE_KEY = "the-complete"
 STEPS = 5
 LANES = 6
 KILLING_SECONDS_MAX = 120.0
-# A claim whose dispatcher was killed is due again 45 s later, after an outage a lease later, and may be lost anew.
-REDELIVERY_SECONDS_MAX = 120.0
-PROCESSES = ("projector", "dispatcher", "door", "door-2")
 VICTIMS = {
     "doors": ("door", "door-2"),
     "projector": ("projector",),
@@ -45,20 +49,6 @@ VICTIMS = {
     "everything": (*PROCESSES, "valkey", "nats"),
 }
 each_victim = pytest.mark.parametrize("victim", VICTIMS)
-
-
-class Sink:
-    """Where effects happen: a file that no process of the kernel knows."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def run(self, effect: str) -> None:
-        with self._path.open("a") as file:
-            file.write(f"{effect}\n")
-
-    def effects(self) -> list[str]:
-        return self._path.read_text().splitlines() if self._path.exists() else []
 
 
 class Killed(msgspec.Struct, frozen=True):
@@ -133,14 +123,13 @@ async def _until_killed(agent: Agent, stack: Stack, log: JetStreamLog, sink: Sin
     projector.pause()
     try:
         completing = asyncio.create_task(lease.complete(steps["appended"], "appended", key=COMPLETE_KEY))
-        await _until_appended(log, lease.execution_id, start_seq)
+        await until_completed_in_log(log, lease.execution_id, start_seq)
         assert not completing.done(), "it was answered though nothing folds"
-        for name in victims:
-            await asyncio.to_thread(stack.kill, name)
+        await kill(stack, victims)
     finally:
         if projector.is_running:
             projector.resume()
-    await _restart(stack, victims)
+    await restart(stack, victims)
     (answer,) = await asyncio.gather(completing, return_exceptions=True)
     if not isinstance(answer, httpx.Response):
         assert isinstance(answer, httpx.TransportError), repr(answer)
@@ -148,28 +137,6 @@ async def _until_killed(agent: Agent, stack: Stack, log: JetStreamLog, sink: Sin
         accepted(answer)
         assert answer.headers[REPLAYED] == "true"
     return Killed(lease, steps, answer)
-
-
-async def _until_appended(log: JetStreamLog, execution_id: str, start_seq: int) -> None:
-    shard = shard_of(execution_id, SHARDS)
-
-    async def has_it() -> bool:
-        last_seq = (await log.state(shard)).last_seq
-        messages = [await log.get(shard, seq) for seq in range(start_seq + 1, last_seq + 1)]
-        return any(
-            each is not None
-            and each.execution_id == execution_id
-            and isinstance(decode_entry(each.payload), StepCompleted)
-            for each in messages
-        )
-
-    await wait_until_async(has_it, "the complete to be in the log")
-
-
-async def _restart(stack: Stack, names: tuple[str, ...]) -> None:
-    """The servers first: no process gets ready without them."""
-    for group in (set(names) - set(PROCESSES), set(names) & set(PROCESSES)):
-        await asyncio.gather(*(asyncio.to_thread(stack.restart, name) for name in group))
 
 
 @each_victim
@@ -250,14 +217,14 @@ class Run:
         for number in range(STEPS):
             if not await self._step(lease, number):
                 return
-        ended = await _patiently(lambda: lease.complete_execution("done", key=f"end-{lease.attempt}"))
+        ended = await patiently(lambda: lease.complete_execution("done", key=f"end-{lease.attempt}"))
         self.is_done = ended.status_code == 204 or self.is_done
 
     async def _step(self, lease: Lease, number: int) -> bool:
         """Return whether the run goes on."""
         mode = "at_most_once" if number % 2 else "safe_to_retry"
         key = f"{number}-{lease.attempt}"
-        submitted = await _patiently(lambda: lease.submit("effect", number, idempotency=mode, key=f"s{key}"))
+        submitted = await patiently(lambda: lease.submit("effect", number, idempotency=mode, key=f"s{key}"))
         if submitted.status_code == 409:
             return False
         answer = accepted(submitted)
@@ -274,7 +241,7 @@ class Run:
         if number == self.dies_at and lease.attempt == 1:
             return False
         result = secrets.token_hex(4)
-        completed = await _patiently(lambda: lease.complete(step_id, result, key=f"c{key}"))
+        completed = await patiently(lambda: lease.complete(step_id, result, key=f"c{key}"))
         if completed.status_code == 409:
             return False
         assert accepted(completed) == {"decision": "recorded"}
@@ -288,20 +255,6 @@ class Run:
             self.indeterminate.add(step_id)
         else:
             assert answer["result"] == self.outcomes.setdefault(step_id, answer["result"])
-
-
-async def _patiently(send: Callable[[], Awaitable[httpx.Response]]) -> httpx.Response:
-    """The same request with its key, signed anew, until it is answered for good."""
-
-    async def sent() -> httpx.Response | None:
-        response = await send()
-        return None if response.status_code in {503, 504} else response
-
-    response = await wait_until_async(
-        sent, "an answer", deadline_seconds=REDELIVERY_SECONDS_MAX, retry_on=httpx.TransportError
-    )
-    assert response is not None
-    return response
 
 
 async def test_d4_no_acknowledged_effect_runs_again_while_everything_is_killed_at_random(
@@ -337,7 +290,7 @@ async def _lane(agent: Agent, runs: dict[str, Run], killing: "asyncio.Task[None]
     begun: list[str] = []
     while not killing.done():
         key = {KEY: f"{agent.id}-{name}-{len(begun)}"}
-        created = await _patiently(lambda key=key: agent.kernel.create(agent.id, headers=key))
+        created = await patiently(lambda key=key: agent.kernel.create(agent.id, headers=key))
         begun.append(accepted(created, 201)["id"])
         newest = await _run_of(runs, begun[-1])
         await wait_until_async(
@@ -368,8 +321,8 @@ async def _kill_at_random(stack: Stack, sink: Sink, choose: random.Random) -> No
             "the work to go on",
             deadline_seconds=REDELIVERY_SECONDS_MAX,
         )
-        await asyncio.gather(*(asyncio.to_thread(stack.kill, name) for name in victims))
-        await _restart(stack, victims)
+        await kill(stack, victims)
+        await restart(stack, victims)
 
 
 def _assert_effects(run: Run, counts: Counter[str]) -> None:

@@ -17,7 +17,9 @@ from tests.conformance.harness.kernel import Kernel, connected
 from tests.support.stack import Stack
 
 RACES = 240
+RACES_OF_THE_CASE = 1000
 LOOKED_AT_AFTERWARDS = 40
+CANCELLED_TWICE = 100
 TOGETHER = 30
 SHARDS = 8
 STATUS_OF = {ExecutionCompleted: "completed", ExecutionFailed: "failed", ExecutionCancelled: "cancelled"}
@@ -44,7 +46,19 @@ async def doors(apart: Stack) -> AsyncIterator[tuple[Kernel, Kernel]]:
 async def test_d6_a_cancel_and_an_end_that_race_leave_one_end_and_both_callers_know_it(
     apart: Stack, doors: tuple[Kernel, Kernel], seed: int
 ) -> None:
-    """Case D6. That a waiting approval can no longer be granted is shown where approvals are built."""
+    """Case D6, a quarter of it. That a waiting approval can no longer be granted is shown where approvals are built."""
+    await _one_end_of_each_race(apart, doors, seed, RACES)
+
+
+@pytest.mark.soak
+async def test_d6_a_thousand_cancels_and_ends_that_race_leave_one_end_each(
+    apart: Stack, doors: tuple[Kernel, Kernel], seed: int
+) -> None:
+    """Case D6 in full."""
+    await _one_end_of_each_race(apart, doors, seed, RACES_OF_THE_CASE)
+
+
+async def _one_end_of_each_race(apart: Stack, doors: tuple[Kernel, Kernel], seed: int, count: int) -> None:
     choose = random.Random(seed)
     agent = await doors[0].agent()
     slots = asyncio.Semaphore(TOGETHER)
@@ -53,7 +67,7 @@ async def test_d6_a_cancel_and_an_end_that_race_leave_one_end_and_both_callers_k
         async with slots:
             return await _race(agent, doors, delay_seconds, is_failing=is_failing)
 
-    plans = [(choose.uniform(-0.001, 0.001), choose.random() < 0.25) for _ in range(RACES)]
+    plans = [(choose.uniform(-0.001, 0.001), choose.random() < 0.25) for _ in range(count)]
     races = await asyncio.gather(*(race(delay, is_failing=is_failing) for delay, is_failing in plans))
 
     firsts = await _first_ends(apart)
@@ -113,8 +127,9 @@ async def _entries(log: JetStreamLog, shard: int) -> AsyncIterator[AnyEntry]:
 
 
 async def _assert_one_end(race: Race, doors: tuple[Kernel, Kernel]) -> str:
-    """Check both answers against what is on record, read through one door, and return how it ended."""
-    execution, (step,), events = await doors[0].trace(race.lease.execution_id)
+    """Check both answers against what is on record, the same through both doors, and return how it ended."""
+    execution, (step,), events = found = await doors[0].trace(race.lease.execution_id)
+    assert await doors[1].trace(race.lease.execution_id) == found
     status = execution["status"]
     won, lost = (race.by_client, race.by_agent) if status == "cancelled" else (race.by_agent, race.by_client)
     accepted(won, 204)
@@ -143,7 +158,26 @@ async def test_d6_a_cancel_while_a_step_is_open_ends_the_step_and_a_second_cance
     doors: tuple[Kernel, Kernel],
 ) -> None:
     """Case D6."""
-    lease = await (await doors[0].agent()).start()
+    await _cancel_twice(await doors[0].agent(), doors)
+
+
+@pytest.mark.soak
+async def test_d6_of_two_cancels_at_once_one_ends_the_execution_and_the_other_is_told(
+    doors: tuple[Kernel, Kernel],
+) -> None:
+    """Case D6, a hundred times, many at once."""
+    agent = await doors[0].agent()
+    slots = asyncio.Semaphore(TOGETHER)
+
+    async def cancel_twice() -> None:
+        async with slots:
+            await _cancel_twice(agent, doors)
+
+    await asyncio.gather(*(cancel_twice() for _ in range(CANCELLED_TWICE)))
+
+
+async def _cancel_twice(agent: Agent, doors: tuple[Kernel, Kernel]) -> None:
+    lease = await agent.start()
     step_id = await lease.proceed("open")
 
     both = await asyncio.gather(*(door.cancel(lease.execution_id) for door in doors))

@@ -1,6 +1,7 @@
 """A TCP proxy on loopback that keeps replies back: for a random while each, or until it is told to let them go."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -57,7 +58,8 @@ class SlowProxy:
         if self._is_holding:
             self._held.append(send)
             return not_before
-        at = max(not_before, loop.time() + self._delay_seconds())
+        # A loop runs timers of one and the same time in any order, and a connection keeps the order of its replies.
+        at = max(math.nextafter(not_before, math.inf), loop.time() + self._delay_seconds())
         loop.call_at(at, send)
         return at
 

@@ -97,6 +97,8 @@ LAYERS = (
     Layer(name="kernel.listener", first_party=_PORTS),
     Layer(name="kernel.manifest", first_party=_ADAPTERS | {"kernel.door"}),
     Layer(name="kernel.process", first_party=_ADAPTERS),
+    # A dry run of the domain's own policy, without a server.
+    Layer(name="kernel.policy_commands", first_party=_PURE, third_party=frozenset()),
     # The mains: here, and only here, everything is put together.
     Layer(name="kernel.roles", first_party=_SERVER),
     Layer(name="kernel.main", first_party=_SERVER),

@@ -7,6 +7,7 @@ import pytest
 
 from kernel.domain import errors
 from kernel.domain.errors import (
+    BundleInvalid,
     Conflict,
     Forbidden,
     Invalid,
@@ -33,6 +34,7 @@ from schemas.answers import Refusal
 CASES: list[tuple[KernelError, int, str, dict[str, str] | None]] = [
     (Invalid("no"), 400, "validation_error", None),
     (Invalid("no", path="args.x[1]"), 400, "validation_error", {"path": "args.x[1]"}),
+    (BundleInvalid("no", line=3, field="rules[0].id"), 400, "validation_error", {"path": "rules[0].id"}),
     (Unauthorized(), 401, "unauthorized", None),
     (Forbidden(), 403, "forbidden", None),
     (NotFound("execution"), 404, "not_found", None),

@@ -19,6 +19,7 @@ from workers.webhook import Delivered as WasDelivered
 
 TRIES_MAX = 4
 RETRIED = (LOST, 503, 504)
+BEAT_SECONDS = SETTINGS.lease_seconds / 6
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -168,12 +169,19 @@ class Handler:
             pass
 
     async def _beat(self) -> None:
-        while True:
-            await self._world.network.pause(SETTINGS.lease_seconds / 3)
-            answered = await self._ask("heartbeat", f"{self._path}/heartbeat", None)
-            if answered.status == 409:
-                # The end of the group ends the work too.
-                raise Stopped
+        """Heartbeat without waiting for what became of the last one, through each door in turn."""
+        number = 0
+        async with asyncio.TaskGroup() as beats:
+            while True:
+                await self._world.network.pause(BEAT_SECONDS)
+                number += 1
+                beats.create_task(self._beat_once(number))
+
+    async def _beat_once(self, number: int) -> None:
+        answered = await self._ask("heartbeat", f"{self._path}/heartbeat", None, door=number)
+        if answered.status == 409:
+            # The end of the group ends the work too.
+            raise Stopped
 
     async def _work(self) -> None:
         answered = await self._repeat(lambda: self._ask("get", self._path, None, method="GET"))
@@ -291,6 +299,7 @@ class Handler:
         target: str = "",
         args: str = "",
         mark: str = "",
+        door: int | None = None,
     ) -> Answered:
         raw = b"" if body is None else msgspec.json.encode(body)
         outcomes = settled or []
@@ -312,7 +321,7 @@ class Handler:
         headers = self._signed(method, path, raw)
         if key:
             headers[b"idempotency-key"] = key.encode()
-        return await self._world.call(asked, method=method, path=path, headers=headers, body=raw)
+        return await self._world.call(asked, method=method, path=path, headers=headers, body=raw, door=door)
 
     def _signed(self, method: str, path: str, body: bytes) -> dict[bytes, bytes]:
         timestamp = str(int(self._world.clock.time()))

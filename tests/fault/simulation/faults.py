@@ -24,6 +24,7 @@ class FaultPlan:
         self._rng = rng
         self.played: list[str] = []
         self._is_slow = False
+        self._lost_calls = 0.0
 
     @property
     def is_view_rewound(self) -> bool:
@@ -40,6 +41,11 @@ class FaultPlan:
         """Whether nothing but the kernel itself could hold an answer back beyond its budget."""
         return not self._is_slow and not any("freeze" in line for line in self.played)
 
+    @property
+    def are_calls_lost(self) -> bool:
+        """Whether agents could not reach any door at times, though nothing of ours was away."""
+        return self._lost_calls > 0.05
+
     def chosen(self) -> list[Callable[[], Awaitable[None]]]:
         """Return the faults of this run, each a coroutine function that waits for its time and undoes itself."""
         rng = self._rng
@@ -55,7 +61,7 @@ class FaultPlan:
         self._is_slow = network.slowness > 1
         network.lost_wakes = rng.choice((0.0, 0.0, 0.2, 1.0))
         network.repeated_wakes = rng.choice((0.0, 0.0, 0.3))
-        network.lost_calls = rng.choice((0.0, 0.0, 0.05, 0.15))
+        self._lost_calls = network.lost_calls = rng.choice((0.0, 0.0, 0.05, 0.15))
         network.lost_answers = rng.choice((0.0, 0.0, 0.0, 0.02))
         self._agent.crashes = rng.choice((0.0, 0.0, 0.03, 0.1))
         self._agent.failing_answers = rng.choice((0.0, 0.0, 0.1, 0.3))
@@ -72,6 +78,7 @@ class FaultPlan:
         if not world.log.is_connected:
             world.log.come_back()
         for role in world.roles:
+            role.link.mend()
             role.process.steps_left = -1
             world.loop.thaw(role.process)
             world.bring_up(role)
@@ -202,6 +209,20 @@ class FaultPlan:
         if not log.is_connected:
             log.come_back()
 
+    async def _cut_from_log(self) -> None:
+        """One process alone loses the log, and with it all wake-ups."""
+        link = self._rng.choice(self._world.roles).link
+        link.cut_log()
+        await self._pause(0.2, 6.5)
+        link.mend()
+
+    async def _cut_from_view(self) -> None:
+        """One process alone loses the view."""
+        link = self._rng.choice(self._world.roles).link
+        link.is_view_cut = True
+        await self._pause(0.2, 6.5)
+        link.mend()
+
     async def _acks_dropped(self) -> None:
         log = self._world.log
         log.drop_acks = True
@@ -251,6 +272,10 @@ _KINDS = (
     "view_away",
     "view_answers_lost",
     "log_away",
+    "cut_from_log",
+    "cut_from_log",
+    "cut_from_view",
+    "cut_from_view",
     "acks_dropped",
     "log_full",
     "copies_stored",

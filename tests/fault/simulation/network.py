@@ -16,11 +16,14 @@ from kernel.log.limits import LogLimits
 from kernel.log.memory import MemoryLog, MemoryWakes
 from kernel.ports import Acknowledged, ControlMessage, Follower, LogMessage, LogState, Outgoing, Rejected, Subscription
 from kernel.view.memory import MemoryView
+from tests.fault.simulation.link import Link
 from tests.fault.simulation.virtual import Process, VirtualLoop
 
 T = TypeVar("T")
 
 _LIMITS = LogLimits(republish_seconds=0.5)
+_NOTICE_SECONDS = 0.05
+"""Until whoever asked learns that its connection is gone."""
 
 
 class Network:
@@ -64,22 +67,34 @@ class Network:
         finally:
             timer.cancel()
 
-    async def ask(self, question: Callable[[], Coroutine[Any, Any, T]], lost: Callable[[], KernelError]) -> T:
+    async def ask(
+        self,
+        question: Callable[[], Coroutine[Any, Any, T]],
+        lost: Callable[[], KernelError],
+        is_cut: Callable[[], bool],
+    ) -> T:
         """Ask a server: `question` is answered at once where it runs, and runs whatever becomes of who asked."""
         waiter: asyncio.Future[T] = self.loop.create_future()
-        self.later(self.delay(), self._carry_out, question, lost, waiter)
+        if is_cut():
+            self.later(_NOTICE_SECONDS + self.delay(), _fail, waiter, lost())
+        else:
+            self.later(self.delay(), self._carry_out, question, lost, is_cut, waiter)
         return await waiter
 
     def _carry_out(
-        self, question: Callable[[], Coroutine[Any, Any, T]], lost: Callable[[], KernelError], waiter: asyncio.Future[T]
+        self,
+        question: Callable[[], Coroutine[Any, Any, T]],
+        lost: Callable[[], KernelError],
+        is_cut: Callable[[], bool],
+        waiter: asyncio.Future[T],
     ) -> None:
         try:
             answer = _at_once(question())
         except KernelError as error:
             self.later(self.delay(), _fail, waiter, error)
             return
-        if self.strikes(self.lost_answers):
-            self.later(0.05 + self.delay(), _fail, waiter, lost())
+        if is_cut() or self.strikes(self.lost_answers):
+            self.later(_NOTICE_SECONDS + self.delay(), _fail, waiter, lost())
         else:
             self.later(self.delay(), _give, waiter, answer)
 
@@ -119,40 +134,57 @@ def _log_gone() -> KernelError:
 class RemoteView:
     """The view as one process reaches it: every method of the port goes over the network."""
 
-    def __init__(self, network: Network, view: MemoryView) -> None:
+    def __init__(self, network: Network, view: MemoryView, link: Link) -> None:
         self._network = network
         self._view = view
+        self._link = link
 
     def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
         method = getattr(self._view, name)
 
         def ask(*args: object, **named: object) -> Coroutine[Any, Any, Any]:
-            return self._network.ask(partial(method, *args, **named), _view_gone)
+            return self._network.ask(partial(method, *args, **named), _view_gone, self._is_cut)
 
         setattr(self, name, ask)
         return ask
 
+    def _is_cut(self) -> bool:
+        return self._link.is_view_cut
+
 
 class RemoteLog:
-    """Log and ControlLog as one process reaches them."""
+    """Log and ControlLog as one process reaches them. Its connection is lost with its own way or with the log."""
 
-    def __init__(self, network: Network, log: MemoryLog) -> None:
+    def __init__(self, network: Network, log: MemoryLog, link: Link) -> None:
         self._network = network
         self._log = log
+        self._link = link
+        self._lost: asyncio.Future[None] | None = None
 
     @property
     def is_connected(self) -> bool:
-        return self._log.is_connected
+        return self._log.is_connected and not self._link.is_log_cut
 
     @property
     def lost(self) -> asyncio.Future[None]:
-        return self._log.lost
+        if self._lost is None or (self._lost.done() and self.is_connected):
+            lost = self._lost = self._network.loop.create_future()
+            for cause in (self._log.lost, self._link.log_cut):
+                if cause.done():
+                    _let_go(lost)
+                cause.add_done_callback(lambda _: _let_go(lost))
+        return self._lost
 
     async def wait_connected(self) -> None:
-        await self._log.wait_connected()
+        while not self.is_connected:
+            await self._log.wait_connected()
+            await self._link.wait_log()
+
+    def is_silent(self, shard: int) -> bool:
+        return self._log.is_silent(shard)
 
     def send(self, outgoing: Outgoing, acknowledged: Callable[[Acknowledged | Rejected], None]) -> None:
-        if not self._log.is_connected:
+        if not self.is_connected:
             raise LogUnavailable("not connected to the log")
         process = self._network.loop.current
         self._network.later(self._network.delay(), self._store, outgoing, process, acknowledged)
@@ -160,6 +192,9 @@ class RemoteLog:
     def _store(
         self, outgoing: Outgoing, process: Process, acknowledged: Callable[[Acknowledged | Rejected], None]
     ) -> None:
+        if self._is_cut() and self._network.rng.random() < 0.5:
+            # It was still under way; else it had arrived, and the acknowledgement is what is lost.
+            return
         try:
             self._log.send(outgoing, partial(self._say, process, acknowledged))
         except LogUnavailable:
@@ -172,67 +207,89 @@ class RemoteLog:
         acknowledged: Callable[[Acknowledged | Rejected], None],
         said: Acknowledged | Rejected,
     ) -> None:
-        loop = self._network.loop
-        loop.call_later(self._network.delay(), acknowledged, said, context=process.context)
+        if not self._is_cut():
+            loop = self._network.loop
+            loop.call_later(self._network.delay(), acknowledged, said, context=process.context)
 
     async def append(self, outgoing: Outgoing, *, timeout_seconds: float) -> Acknowledged:
         return await append_through(self, partial(self.send, outgoing), timeout_seconds=timeout_seconds, limits=_LIMITS)
 
     async def get(self, shard: int, seq: int) -> LogMessage | None:
-        return await self._network.ask(partial(self._log.get, shard, seq), _log_gone)
+        return await self._ask(partial(self._log.get, shard, seq))
 
     async def state(self, shard: int) -> LogState:
-        return await self._network.ask(partial(self._log.state, shard), _log_gone)
+        return await self._ask(partial(self._log.state, shard))
+
+    async def mark(self, shard: int) -> bytes | None:
+        return await self._ask(partial(self._log.mark, shard))
+
+    async def put_mark(self, shard: int, payload: bytes, *, timeout_seconds: float) -> None:
+        async def put() -> None:
+            self._log.marks[shard] = payload
+
+        await self._ask(put)
 
     @asynccontextmanager
     async def follow(self, shard: int, *, after_seq: int) -> AsyncGenerator[Follower]:
         async with self._log.follow(shard, after_seq=after_seq) as follower:
-            yield _RemoteFollower(self._network, follower)
+            yield _RemoteFollower(self._network, follower, self._link)
 
     async def append_control(self, *, entry_id: str, payload: bytes, timeout_seconds: float) -> int:
         return await self._log.append_control(entry_id=entry_id, payload=payload, timeout_seconds=timeout_seconds)
 
     async def read_control(self, *, after_seq: int) -> list[ControlMessage]:
-        return await self._network.ask(partial(self._log.read_control, after_seq=after_seq), _log_gone)
+        return await self._ask(partial(self._log.read_control, after_seq=after_seq))
 
     async def control_head(self) -> int:
-        return await self._network.ask(self._log.control_head, _log_gone)
+        return await self._ask(self._log.control_head)
 
     async def wait_control(self, *, wait_seconds: float) -> None:
         await self._network.pause(wait_seconds)
 
+    async def _ask(self, question: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return await self._network.ask(question, _log_gone, self._is_cut)
+
+    def _is_cut(self) -> bool:
+        return self._link.is_log_cut
+
 
 class _RemoteFollower:
-    """Messages come late at times, never out of order."""
+    """Messages come late at times, never out of order, and not at all while the way is cut."""
 
-    def __init__(self, network: Network, follower: Follower) -> None:
+    def __init__(self, network: Network, follower: Follower, link: Link) -> None:
         self._network = network
         self._follower = follower
+        self._link = link
+        self._mends_before = link.log_mends
 
     @property
     def restarts(self) -> int:
-        return self._follower.restarts
+        return self._follower.restarts + self._link.log_mends - self._mends_before
 
     async def next(self, *, messages_max: int, bytes_max: int, wait_seconds: float) -> list[LogMessage]:
         delay = self._network.delay()
         if delay:
             await self._network.pause(delay)
+        if self._link.is_log_cut:
+            await self._network.pause(wait_seconds)
+            return []
         # A short bound now and then, so that batches are cut in many ways.
         cut = self._network.rng.choice((1, 2, 3, messages_max, messages_max))
         return await self._follower.next(messages_max=cut, bytes_max=bytes_max, wait_seconds=wait_seconds)
 
 
 class RemoteWakes:
-    """Wake-ups as one process tells and hears them: lost, repeated, late, in any order."""
+    """Wake-ups as one process tells and hears them: lost, repeated, late, in any order. They go the way of the log."""
 
-    def __init__(self, network: Network, wakes: MemoryWakes, process: Process) -> None:
+    def __init__(self, network: Network, wakes: MemoryWakes, process: Process, link: Link) -> None:
         self._network = network
         self._wakes = wakes
         self._process = process
+        self._link = link
 
     def tell(self, channel: str, payload: bytes) -> None:
         network = self._network
-        if network.strikes(network.lost_wakes):
+        if self._link.is_log_cut or network.strikes(network.lost_wakes):
             return
         network.later(network.delay(), self._wakes.tell, channel, payload)
         if network.strikes(network.repeated_wakes):
@@ -242,6 +299,7 @@ class RemoteWakes:
         loop, context = self._network.loop, self._process.context
 
         def pass_on(payload: bytes) -> None:
-            loop.call_soon(heard, payload, context=context)
+            if not self._link.is_log_cut:
+                loop.call_soon(heard, payload, context=context)
 
         return await self._wakes.listen(channel, pass_on, group=group)

@@ -14,8 +14,9 @@ from kernel.ports import Batch, Watermark
 from kernel.view.memory import MemoryView
 from tests.fault.checker import check
 from tests.fault.history import EventRead, ExecutionRead, History, StepRead
-from tests.fault.simulation.agents import Agent, Stopped, make_script
+from tests.fault.simulation.agents import BEAT_SECONDS, Agent, Stopped, make_script
 from tests.fault.simulation.clients import Client
+from tests.fault.simulation.expiries import ended_attempts, expired_though_trying, short_silence
 from tests.fault.simulation.faults import FAULTS_SECONDS, FaultPlan
 from tests.fault.simulation.virtual import Process, Stuck, VirtualLoop, VirtualSecrets, VirtualTime, substituted
 from tests.fault.simulation.world import SETTINGS, Journal, World
@@ -62,7 +63,7 @@ def run_seed(seed: int) -> Outcome:
     was_collecting = gc.isenabled()
     # A collection would end abandoned generators, and so run code of the dead, at a moment no seed decides.
     gc.disable()
-    with substituted(clock, VirtualSecrets(rng)), _heard_by(journal):
+    with substituted(clock, VirtualSecrets(rng)), short_silence(), _heard_by(journal):
         try:
             loop.run_until_complete(scenario.play())
         except (Stuck, Unreadable) as error:
@@ -128,6 +129,8 @@ class _Scenario:
             is_delivered_once=not (self.faults.is_view_rewound and self.faults.are_copies_stored),
             answer_seconds_max=ANSWER_SECONDS_MAX if self.faults.is_prompt else None,
         )
+        if not self.faults.are_calls_lost:
+            self.findings += await self._expired_though_trying()
         # Copies of entries that were under way until now are in the log as well.
         if not (is_settled and await self._settle(clients)):
             self.findings.append("not everything ended in time")
@@ -153,6 +156,11 @@ class _Scenario:
             if not all(header.is_terminal for header in found.headers("default")):
                 return False
         return True
+
+    async def _expired_though_trying(self) -> list[str]:
+        started_at_us = self.world.clock.true_ns() // 1000 - round(self._loop.time() * 1_000_000)
+        ended = await ended_attempts(self.world.log, SETTINGS.shards, started_at_us=started_at_us)
+        return list(expired_though_trying(self.world.history, ended, gap_seconds_max=1.5 * BEAT_SECONDS))
 
     # ------------------------------------------------------------ reading back
 

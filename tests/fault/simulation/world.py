@@ -18,6 +18,7 @@ from kernel.view.memory import MemoryView
 from schemas.control import AgentPut, encode_control
 from schemas.ids import DEFAULT_TENANT
 from tests.fault.history import LOST, Answered, Asked, History
+from tests.fault.simulation.link import Link
 from tests.fault.simulation.network import Network, RemoteLog, RemoteView, RemoteWakes
 from tests.fault.simulation.virtual import Process, VirtualLoop, VirtualTime
 from workers.dispatcher import Dispatcher
@@ -76,6 +77,7 @@ class Role:
     def __init__(self, kind: str, number: int) -> None:
         self.kind = kind
         self.number = number
+        self.link = Link()
         self.process: Process
         self.door: Door | None = None
         self.is_up = False
@@ -132,9 +134,9 @@ class World:
     def _begin(self, role: Role) -> None:
         network, process = self.network, role.process
         name = f"{role.kind}{self.rng.getrandbits(40):010x}"
-        log = RemoteLog(network, self.log)
-        view = cast(View, RemoteView(network, self.view))
-        wakes = RemoteWakes(network, self.wakes, process)
+        log = RemoteLog(network, self.log, role.link)
+        view = cast(View, RemoteView(network, self.view, role.link))
+        wakes = RemoteWakes(network, self.wakes, process, role.link)
         if role.kind == "projector":
             projector = Projector(settings=SETTINGS, log=log, view=view, wakes=wakes, name=name)
             self.loop.start(process, projector.run())
@@ -153,10 +155,19 @@ class World:
 
     # ------------------------------------------------------------ HTTP
 
-    async def call(self, asked: Asked, *, method: str, path: str, headers: dict[bytes, bytes], body: bytes) -> Answered:
-        """Send a request to some door, and note what was asked and answered."""
+    async def call(
+        self,
+        asked: Asked,
+        *,
+        method: str,
+        path: str,
+        headers: dict[bytes, bytes],
+        body: bytes,
+        door: int | None = None,
+    ) -> Answered:
+        """Send a request to some door, or to the one whose turn is the number `door`; note what was asked and told."""
         self.history.append(asked)
-        status, answered_headers, raw = await self._exchange(method, path, headers, body)
+        status, answered_headers, raw = await self._exchange(method, path, headers, body, door)
         answered = Answered(
             number=asked.number,
             at=self.loop.time(),
@@ -171,10 +182,13 @@ class World:
         self._asked += 1
         return self._asked
 
-    async def _exchange(self, method: str, path: str, headers: dict[bytes, bytes], body: bytes) -> Reply:
+    async def _exchange(
+        self, method: str, path: str, headers: dict[bytes, bytes], body: bytes, door: int | None
+    ) -> Reply:
         network = self.network
         waiter: asyncio.Future[Reply] = self.loop.create_future()
-        role = self.rng.choice(self.of_kind("door"))
+        doors = self.of_kind("door")
+        role = self.rng.choice(doors) if door is None else doors[door % len(doors)]
         if network.strikes(network.lost_calls):
             # Half of the time nothing arrives; else it is done and the answer is lost.
             network.later(0.1, _answer, waiter, GONE)
