@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import httpx
@@ -52,6 +53,10 @@ class Plan:
         self.is_raced = choose.random() < RACED
 
 
+async def _knows(door: Kernel, agent_id: str) -> bool:
+    return (await door.get(f"/v0/agents/{agent_id}")).status_code == 200
+
+
 class Workload:
     """Lanes of clients that create one execution after another, and the agent that works on all of them."""
 
@@ -76,6 +81,9 @@ class Workload:
         self._group = group
         agent = await self._doors[0].agent(self._script, scheme="sha256")
         self._agent = agent
+        for door in self._doors:
+            # Another door may learn of it up to a second later, and knows no such agent until then.
+            await wait_until_async(partial(_knows, door, agent.id), "every door to know the agent")
         work = [group.create_task(self._lane(number)) for number in range(lanes)]
         return work + [group.create_task(self._sleeper(number)) for number in range(sleepers)]
 
