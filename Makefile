@@ -62,7 +62,7 @@ suite: venv ## run the tests with real servers, from outside, and with the refer
 
 soak: venv ## half an hour of faults of every kind under load, then the slow fault tests (SEED=1: repeat a run)
 	$(BIN)/python -m tests.fault.soak $(SOAK_SECONDS) $(SEED)
-	$(BIN)/pytest -q -m soak tests/fault
+	STEPWELL_TEST_SEED=$(SEED) $(BIN)/pytest -v -m soak $(SERVED)
 
 coverage: venv ## run all tests and show what of the whole code they miss
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --cov --cov-report term-missing:skip-covered

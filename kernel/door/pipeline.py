@@ -77,6 +77,7 @@ class Pipeline:
         for entry_id, raw in batch.answers:
             wait = self._waiting.get(entry_id)
             if wait is not None:
+                self._log.note_stored(batch.shard, sent_at=wait.first_sent_at)
                 wait.answer(raw)
 
     def abandon(self) -> None:
@@ -106,6 +107,9 @@ class Pipeline:
             self._log.send(wait.outgoing, partial(_on_acknowledged, wait))
         except LogUnavailable:
             return
+        if not wait.is_out:
+            # After the log took note of the publish, which so is no later than this.
+            wait.first_sent_at = wait.loop.time()
         wait.open_sends += 1
 
     async def _look(self, wait: "_Wait") -> bytes | None:
@@ -160,6 +164,7 @@ class Pipeline:
         if seen is None or seen.value is None:
             return None
         self._freshness.raise_floor(outgoing.shard, seen.watermark_seq)
+        self._log.note_stored(outgoing.shard, sent_at=wait.first_sent_at)
         return seen.value
 
     def _poll_interval(self, wait: "_Wait") -> float:

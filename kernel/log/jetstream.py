@@ -53,6 +53,9 @@ class JetStreamLog(JetStreamControlLog):
     def is_silent(self, shard: int) -> bool:
         return self.connection.silences.is_silent(shard)
 
+    def note_stored(self, shard: int, *, sent_at: float) -> None:
+        self.connection.silences.note_stored(shard, sent_at=sent_at)
+
     def send(self, outgoing: Outgoing, acknowledged: Callable[[Acknowledged | Rejected], None]) -> None:
         """As the port says; also EntryTooLarge, a LogUnavailable, for what the broker never takes."""
         watched = self.connection.silences.watch(outgoing.shard, acknowledged)

@@ -128,6 +128,9 @@ class MemoryLog:
     def is_silent(self, shard: int) -> bool:
         return self._silences.is_silent(shard)
 
+    def note_stored(self, shard: int, *, sent_at: float) -> None:
+        self._silences.note_stored(shard, sent_at=sent_at)
+
     def send(self, outgoing: Outgoing, acknowledged: Callable[[Acknowledged | Rejected], None]) -> None:
         stream = self._stream(outgoing.shard)
         subject = entry_subject(outgoing.shard, outgoing.tenant, outgoing.execution_id)

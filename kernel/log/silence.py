@@ -66,6 +66,12 @@ class Silences:
         if self._first.setdefault(watched.stream, watched) is not watched and self.is_silent(watched.stream):
             self._probed_at[watched.stream] = watched.at
 
+    def note_stored(self, stream: int, *, sent_at: float) -> None:
+        """Take the silence for ended where what was sent after its beginning was stored, whoever lost the answer."""
+        first = self._first.get(stream)
+        if first is not None and first.at <= sent_at:
+            del self._first[stream]
+
     def forget(self) -> None:
         """The connection is gone: what the broker did not say on it says nothing about the next one."""
         self._first.clear()

@@ -97,8 +97,12 @@ class Log(Protocol):
         """Whether the broker is there and has acknowledged nothing of a shard for too long.
 
         Then `send` lets one publish a period through and raises LogUnavailable for all others: the first of them that
-        is acknowledged ends the silence, as a new connection does.
+        is acknowledged ends the silence, as a new connection does, and `note_stored`.
         """
+        ...
+
+    def note_stored(self, shard: int, *, sent_at: float) -> None:
+        """Something that was sent at that time of the event loop's clock has been read back from the log."""
         ...
 
     async def append(self, outgoing: Outgoing, *, timeout_seconds: float) -> Acknowledged:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from itertools import islice
 
@@ -26,6 +26,9 @@ WORK_SECONDS_MAX = 1.5
 """Between two faults: the work has to go on, or the faults meet nothing."""
 CALM_SECONDS_MAX = 120.0
 FINDINGS_SHOWN_MAX = 20
+LANES = 6
+SLEEPERS = 2
+"""Of a short run."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -89,6 +92,17 @@ async def run(
             await asyncio.wait(work)
         await _calm(doors)
         return await _judge(stack, doors[0], workload, faults)
+
+
+async def play_once(stack: FaultyStack, seed: int, names: Sequence[str]) -> None:
+    """Do each of these faults once, in an order that the seed decides, with few lanes. Fails where a promise broke."""
+    chosen = random.Random(seed).sample(names, len(names))
+
+    verdict = await run(stack, seed, iter(chosen), lanes=LANES, sleepers=SLEEPERS)
+
+    assert not verdict.findings, str(verdict)
+    assert verdict.faults == tuple(chosen)
+    assert verdict.effects > LANES
 
 
 async def _calm(doors: list[Kernel]) -> None:

@@ -5,6 +5,7 @@ Exits with 1 at the first round in which a promise was broken, and says which, w
 
 import asyncio
 import random
+import resource
 import secrets
 import sys
 import tempfile
@@ -29,6 +30,8 @@ def main() -> int:
     while (left := ends_at - time.monotonic()) > 0:
         verdict = _round(seed, min(left, ROUND_SECONDS))
         _say(str(verdict))
+        # Linux counts in KiB. A round keeps its whole history, and the next one begins with none.
+        _say(f"at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MiB so far")
         if verdict.findings:
             return 1
         seed += 1

@@ -56,6 +56,20 @@ def test_any_new_acknowledgement_ends_the_waiting_of_all(bench: Bench) -> None:
     assert bench.heard == [NEW]
 
 
+def test_what_is_read_back_from_the_log_ends_the_waiting_though_its_acknowledgement_is_lost(bench: Bench) -> None:
+    bench.publish()
+    sent_at = bench.now
+    bench.now += 6.0
+    bench.silences.note_stored(STREAM, sent_at=sent_at - 0.1)
+    assert bench.is_silent, "what was sent before the silence says nothing about it"
+    bench.silences.note_stored(STREAM + 1, sent_at=bench.now)
+    assert bench.is_silent
+
+    bench.silences.note_stored(STREAM, sent_at=sent_at)
+
+    assert not bench.is_silent
+
+
 def test_into_a_silent_stream_one_publish_a_period_is_let_through(bench: Bench) -> None:
     bench.publish()
     bench.now += 5.0

@@ -19,6 +19,8 @@ from workers.webhook import Delivered as WasDelivered
 
 TRIES_MAX = 4
 RETRIED = (LOST, 503, 504)
+PATIENCE_SECONDS = SETTINGS.lease_seconds * 2
+"""An attempt that gave up sooner would not see what becomes of its lease in an outage."""
 BEAT_SECONDS = SETTINGS.lease_seconds / 6
 
 
@@ -274,7 +276,8 @@ class Handler:
 
     async def _repeat(self, ask: Callable[[], Coroutine[Any, Any, Answered]]) -> Answered:
         """Ask until there is a decision, always with the same key and the same bytes."""
-        for _ in range(TRIES_MAX):
+        gives_up_at = self._world.loop.time() + PATIENCE_SECONDS
+        while self._world.loop.time() < gives_up_at:
             answered = await ask()
             if answered.status not in RETRIED:
                 if self._world.network.strikes(self._agent.crashes):

@@ -55,10 +55,13 @@ async def ended_attempts(log: MemoryLog, shards: int, *, started_at_us: int) -> 
     return found
 
 
-def expired_though_trying(history: History, ended: Sequence[Ended], *, gap_seconds_max: float) -> Iterator[str]:
+def expired_though_trying(
+    history: History, ended: Sequence[Ended], *, gap_seconds_max: float, lease_seconds: float
+) -> Iterator[str]:
     """Yield every expiry of an agent that had sent a heartbeat in each such gap from its delivery on.
 
-    An expiry that changed nothing is followed by no attempt. Of several of one attempt the last one counted.
+    An expiry that changed nothing is followed by no attempt. Of several of one attempt the last one counted. One that
+    comes sooner than a lease after the delivery is that of a claim which was delivered late: nothing renewed it yet.
     """
     delivered: dict[Attempt, float] = {}
     beats: dict[Attempt, list[float]] = {}
@@ -75,6 +78,8 @@ def expired_though_trying(history: History, ended: Sequence[Ended], *, gap_secon
     for (dispatch_id, number), at in expiries.items():
         attempt, following = (dispatch_id, number), delivered.get((dispatch_id, number + 1))
         if attempt in failed or attempt not in delivered or following is None or following < at:
+            continue
+        if at - delivered[attempt] < lease_seconds:
             continue
         tries = [delivered[attempt], *(beat for beat in beats.get(attempt, []) if beat < at), at]
         if all(after - before <= gap_seconds_max for before, after in pairwise(tries)):

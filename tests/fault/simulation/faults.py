@@ -119,6 +119,15 @@ class FaultPlan:
     async def _kill_door(self) -> None:
         await self._kill("door")
 
+    async def _doors_away(self) -> None:
+        """All doors die, for as long as a lease and longer: no agent reaches any."""
+        doors = self._world.of_kind("door")
+        for role in doors:
+            self._world.bring_down(role)
+        await self._pause(SETTINGS.lease_seconds * 0.5, SETTINGS.lease_seconds * 1.6)
+        for role in doors:
+            self._world.bring_up(role)
+
     async def _kill_projector(self) -> None:
         await self._kill("projector")
 
@@ -255,6 +264,7 @@ class FaultPlan:
 
 _KINDS = (
     "kill_door",
+    "doors_away",
     "kill_projector",
     "kill_projector",
     "kill_dispatcher",

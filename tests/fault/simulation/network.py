@@ -183,6 +183,9 @@ class RemoteLog:
     def is_silent(self, shard: int) -> bool:
         return self._log.is_silent(shard)
 
+    def note_stored(self, shard: int, *, sent_at: float) -> None:
+        self._log.note_stored(shard, sent_at=sent_at)
+
     def send(self, outgoing: Outgoing, acknowledged: Callable[[Acknowledged | Rejected], None]) -> None:
         if not self.is_connected:
             raise LogUnavailable("not connected to the log")

@@ -140,7 +140,7 @@ class _Scenario:
     async def _settle(self, clients: list[asyncio.Task[None]]) -> bool:
         ends_at = self._loop.time() + SETTLE_SECONDS_MAX
         while self._loop.time() < ends_at:
-            if all(client.done() for client in clients) and await self._is_over():
+            if all(client.done() for client in clients) and self.world.is_quiet and await self._is_over():
                 return True
             await self.world.network.pause(_LOOK_SECONDS)
         return False
@@ -160,7 +160,8 @@ class _Scenario:
     async def _expired_though_trying(self) -> list[str]:
         started_at_us = self.world.clock.true_ns() // 1000 - round(self._loop.time() * 1_000_000)
         ended = await ended_attempts(self.world.log, SETTINGS.shards, started_at_us=started_at_us)
-        return list(expired_though_trying(self.world.history, ended, gap_seconds_max=1.5 * BEAT_SECONDS))
+        bounds = {"gap_seconds_max": 1.5 * BEAT_SECONDS, "lease_seconds": SETTINGS.lease_seconds}
+        return list(expired_though_trying(self.world.history, ended, **bounds))
 
     # ------------------------------------------------------------ reading back
 

@@ -98,6 +98,7 @@ class World:
         self.roles: list[Role] = []
         self.hook: Callable[[bytes], Coroutine[Any, Any, Delivered | Undelivered]]
         self._calls: dict[Process, list[asyncio.Future[Reply]]] = {}
+        self._under_way: set[asyncio.Future[Reply]] = set()
         self._asked = 0
 
     async def start(self) -> None:
@@ -129,6 +130,7 @@ class World:
         role.door = None
         self.loop.kill(role.process)
         for waiter in self._calls.pop(role.process, []):
+            self._under_way.discard(waiter)
             self.network.later(self.network.delay(), _answer, waiter, GONE)
 
     def _begin(self, role: Role) -> None:
@@ -178,6 +180,11 @@ class World:
         self.history.append(answered)
         return answered
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no request is on its way to a door or with one, its sender waiting for it or not."""
+        return not self._under_way
+
     def next_number(self) -> int:
         self._asked += 1
         return self._asked
@@ -206,6 +213,7 @@ class World:
             "query_string": query.encode(),
             "headers": [*headers.items(), (b"content-length", b"%d" % len(body))],
         }
+        self._under_way.add(waiter)
         network.later(network.delay(), self._arrive, role, scope, body, waiter)
         timer = self.loop.call_later(CLIENT_SECONDS, _answer, waiter, GONE)
         try:
@@ -215,6 +223,7 @@ class World:
 
     def _arrive(self, role: Role, scope: dict[str, Any], body: bytes, waiter: asyncio.Future[Reply]) -> None:
         if role.door is None:
+            self._under_way.discard(waiter)
             _answer(waiter, GONE)
             return
         self._calls.setdefault(role.process, []).append(waiter)
@@ -238,6 +247,7 @@ class World:
         await door(scope, receive, send)
         if process in self._calls:
             self._calls[process].remove(waiter)
+            self._under_way.discard(waiter)
 
 
 class _Sender:
