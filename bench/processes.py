@@ -71,6 +71,7 @@ class Processes:
             "STEPWELL_REDIS_URL": self.servers.valkey.url,
             "STEPWELL_MASTER_KEY": secrets.token_hex(16),
             "STEPWELL_API_KEY": self.api_key,
+            "STEPWELL_NO_POLICY": "allow",
             "STEPWELL_DISPATCH_LEASE_TIMEOUT": f"{LEASE_SECONDS}s",
             # The agents of the measures listen on this machine.
             "STEPWELL_WEBHOOK_ALLOW_NETWORKS": "127.0.0.0/8",

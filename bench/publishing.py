@@ -10,7 +10,7 @@ import msgspec
 
 from bench.ratios import MeasureFailed
 from bench.requests import Held, arguments, call_hash
-from kernel.domain.policy import evaluate
+from kernel.domain.policy import PERMISSIVE
 from kernel.log.api import Answer, StreamInfo, call, read_acknowledgement
 from kernel.log.connection import Connection
 from kernel.log.driver import Delivery
@@ -101,7 +101,7 @@ def submission(held: Held, number: int, *, expires: int | None) -> StepSubmitted
         args=msgspec.Raw(arguments(number)),
         args_hash=call_hash(number),
         idempotency="safe_to_retry",
-        verdict=evaluate("tool_call"),
+        verdict=PERMISSIVE,
     )
 
 

@@ -1,15 +1,18 @@
-"""The command line: `stepwell dev | server | door | projector | dispatcher | policy | version`."""
+"""The command line: what runs a server (`stepwell dev | server | door | projector | dispatcher`), what talks to one
+(`tenant | key | agent | policy`), and `version`.
+"""
 
 import argparse
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
+from kernel.commands import Shown, add_commands
 from kernel.dev import DATA_PATH, run_dev
 from kernel.main import Arguments, Command, run_command
-from kernel.policy_commands import ABOUT as ABOUT_POLICY
-from kernel.policy_commands import add_policy_commands, run_policy
+from kernel.policy_commands import OFFLINE, add_policy_commands, run_policy
 
 _SETTINGS = """\
 Settings come from the environment; a flag beats them. What the server cannot start without:
@@ -17,7 +20,7 @@ Settings come from the environment; a flag beats them. What the server cannot st
   STEPWELL_NATS_URL     where NATS with JetStream is: nats://host:port
   STEPWELL_REDIS_URL    where Redis or Valkey is: redis://host:port
   STEPWELL_MASTER_KEY   any text of 16 bytes or more; it encrypts the secrets of agents
-  STEPWELL_API_KEY      the key that requests carry (server and door)
+  STEPWELL_API_KEY      a key that requests carry (server and door), unless the record has keys already
 
 All of them are listed in docs/contract.md, section 11.
 """
@@ -37,8 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command == "version":
         print(f"stepwell {_version()}")
         return 0
-    if command == "policy":
+    if command == "policy" and options.action in OFFLINE:
         return run_policy(options, say=print, complain=lambda text: print(text, file=sys.stderr))
+    act: Callable[[argparse.Namespace, Mapping[str, str]], Shown] | None = getattr(options, "act", None)
+    if act is not None:
+        return _show(act(options, os.environ))
     arguments = Arguments(flags=_flags(options), config_path=getattr(options, "config", None))
     if command == "dev":
         return run_dev(arguments, data_path=options.data, say=lambda text: print(text, flush=True))
@@ -69,9 +75,17 @@ def _parser() -> argparse.ArgumentParser:
         if name in ("server", "door"):
             _add_door_flags(command)
         _add_shards(command)
-    add_policy_commands(commands.add_parser("policy", help=ABOUT_POLICY, description=ABOUT_POLICY, allow_abbrev=False))
+    add_policy_commands(add_commands(commands))
     commands.add_parser("version", help="Show the version.", allow_abbrev=False)
     return parser
+
+
+def _show(shown: Shown) -> int:
+    if shown.notes:
+        print(shown.notes, file=sys.stderr, flush=True)
+    if shown.out:
+        print(shown.out, flush=True)
+    return shown.code
 
 
 def _version() -> str:

@@ -14,9 +14,10 @@ from kernel.domain.addresses import LOOPBACK_NETWORKS, Network
 from kernel.domain.durations import duration_text, parse_duration
 from kernel.domain.errors import Misconfigured
 from kernel.settings import Settings
+from schemas.ids import DEFAULT_TENANT
 
 Mode = Literal["dev", "server"]
-Need = Literal["storage", "master_key", "api_key"]
+Need = Literal["storage", "master_key", "key"]
 
 LEASE_SECONDS_MIN = 10.0
 LEASE_SECONDS_ADVISED = 45.0
@@ -25,8 +26,8 @@ MASTER_KEY_BYTES_MIN = 16
 _DAY_SECONDS = 86_400.0
 
 _OURS = "STEPWELL_"
-# Read by the servers of deploy/ and by the tests, not by us.
-_OTHERS = re.compile(r"STEPWELL_(NATS_STORE|TEST_.*)")
+# Read by the servers of deploy/, by the tests and by the commands that talk to a door, not by a server.
+_OTHERS = re.compile(r"STEPWELL_(NATS_STORE|URL|TEST_.*)")
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -79,6 +80,7 @@ def load_settings(mode: Mode, environment: Mapping[str, str], flags: Mapping[str
         if not option.field:
             warnings.append(f"{option.name} has no effect yet")
     values.pop("", None)
+    _refuse_one_key_for_two(values)
     settings = Settings(mode=mode, **values)  # pyright: ignore[reportArgumentType] - each option reads its field's type
     if mode == "dev":
         ignored = [name for field, name in _STORAGE.items() if field in values]
@@ -92,17 +94,39 @@ def load_settings(mode: Mode, environment: Mapping[str, str], flags: Mapping[str
     return Loaded(settings=settings, warnings=tuple(warnings))
 
 
+def _refuse_one_key_for_two(values: Mapping[str, object]) -> None:
+    if "api_key" in values and values["api_key"] == values.get("operator_key"):
+        raise Misconfigured("STEPWELL_API_KEY and STEPWELL_OPERATOR_KEY are the same: give each a key of its own")
+
+
 def require(settings: Settings, *needs: Need) -> None:
-    """Raise Misconfigured naming everything that is missing for a role with these needs."""
+    """Raise Misconfigured naming everything that is missing for a role with these needs.
+
+    A key may also be in the record, where `require_key` looks; it is named here where the record is out of reach too.
+    """
     missing: list[str] = []
     if "storage" in needs:
         missing += ["STEPWELL_NATS_URL"] * (not settings.nats_url) + ["STEPWELL_REDIS_URL"] * (not settings.redis_url)
     if "master_key" in needs and not settings.master_key:
         missing.append("STEPWELL_MASTER_KEY (any text of 16 bytes or more: it encrypts the secrets of agents)")
-    if "api_key" in needs and not settings.api_key:
-        missing.append("STEPWELL_API_KEY (the first key: without one nobody could make a request)")
+    if missing and "key" in needs and not _has_key(settings):
+        missing.append("STEPWELL_API_KEY (the first key, unless keys are in the record already)")
     if missing:
         raise Misconfigured(f"the start needs {', '.join(missing)}; set what is missing and start again")
+
+
+def require_key(settings: Settings, *, is_in_record: bool) -> None:
+    """Raise Misconfigured where nobody could ever make a request of a door. `stepwell dev` asks for no keys."""
+    if settings.mode != "dev" and not is_in_record and not _has_key(settings):
+        raise Misconfigured(
+            "the start needs a key, and none that is valid is in the record: set STEPWELL_API_KEY (a key of the tenant "
+            f"`{DEFAULT_TENANT}`) or STEPWELL_OPERATOR_KEY (to make tenants and keys with `stepwell tenant` and "
+            "`stepwell key`) to any text of visible characters, and start again"
+        )
+
+
+def _has_key(settings: Settings) -> bool:
+    return bool(settings.api_key or settings.operator_key)
 
 
 def _unknown(environment: Mapping[str, str]) -> list[str]:
@@ -293,11 +317,13 @@ _OPTIONS = (
     _duration_option("STEPWELL_AUDIT_RETENTION", "", 0, 3650 * _DAY_SECONDS),
     _Option(
         name="STEPWELL_NO_POLICY",
-        read=_matching("allow"),
-        takes="allow: policies are not built yet, so nothing could be denied",
+        field="no_policy",
+        read=_matching("allow|deny"),
+        takes="allow or deny: what an agent without a policy may do where its tenant's settings say nothing",
     ),
     _Option(
         name="STEPWELL_OPERATOR_KEY",
+        field="operator_key",
         read=_matching(r"[!-~]{1,512}"),
         takes="1 to 512 visible ASCII characters without spaces",
         is_secret=True,

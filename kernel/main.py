@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any, Literal, cast
 import msgspec
 import uvloop
 
-from kernel.config import Mode, load_settings, require
+from kernel.config import Mode, load_settings, require, require_key
 from kernel.domain.errors import KernelError, Misconfigured, Unavailable
 from kernel.embedded import EmbeddedServerError
 from kernel.journal import set_up_logging
@@ -51,7 +52,7 @@ def run_command(command: Command, arguments: Arguments) -> int:
         settings = settings_of("server", arguments)
         roles = ALL_ROLES if command == "server" else (command,)
         if "door" in roles:
-            require(settings, "storage", "master_key", "api_key")
+            require(settings, "storage", "master_key", "key")
         else:
             require(settings, "storage", "master_key")
         agents = await agents_of(arguments, settings)
@@ -105,6 +106,8 @@ async def run_roles(
                 makers.append(_WORKERS[name])
 
         async def prepare(parts: Parts) -> None:
+            if "door" in names:
+                require_key(settings, is_in_record=parts.control.keys.is_any_valid(now=time.time_ns() // 1000))
             await apply_manifest(agents, parts.control)
 
         def ready() -> None:

@@ -1,8 +1,10 @@
-"""The manifest that `--config` names: agents in a YAML file, applied as upserts at every start. Nothing is removed.
+"""The manifest that `--config` names: agents and their policies in a YAML file, applied as upserts at every start.
+Nothing is removed.
 
 A file that is wrong in any part fails the start whole. Its values hold secrets, so no message repeats one.
 """
 
+import json
 import logging
 import re
 import time
@@ -17,13 +19,15 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, StreamMark, YAMLError
 
 from kernel.control.agents import Agent
+from kernel.control.bundles import compiled
 from kernel.control.control import Control
 from kernel.control.sealing import Sealer, SecretField
-from kernel.domain.errors import Invalid, Misconfigured
+from kernel.domain.errors import BundleInvalid, Invalid, Misconfigured
+from kernel.domain.policy.limits import BUNDLE_BYTES_MAX
 from kernel.door.agents import CONCURRENCY_MAX, SECRET_BYTES_MIN
 from kernel.door.webhook_urls import check_webhook_url
 from kernel.settings import Settings
-from schemas.control import AgentPut, SealedSecret
+from schemas.control import AgentPut, PolicySet, SealedSecret
 from schemas.ids import AGENT_ID, DEFAULT_TENANT, new_uuid7
 
 MANIFEST_BYTES_MAX = 1024 * 1024
@@ -46,7 +50,9 @@ class ManifestAgent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     require_v1: bool | None = None
     max_concurrency: int | None = None
     policy: Any | UnsetType = UNSET
+    """A bundle, as text or as it would stand in a file of its own; once the manifest is read, always text."""
     policy_file: str | UnsetType | None = UNSET
+    """The path of a bundle, from the folder of the manifest."""
 
     def __repr__(self) -> str:
         return f"ManifestAgent(id={self.id!r})"
@@ -54,6 +60,11 @@ class ManifestAgent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def secrets(self) -> tuple[bytes, ...]:
         return tuple(secret.encode() for secret in (self.secret, self.next_secret) if secret)
+
+    @property
+    def bundle(self) -> str:
+        """The text of its policy; empty where the file says nothing of one."""
+        return self.policy if isinstance(self.policy, str) else ""
 
 
 class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,11 +76,9 @@ async def read_manifest(path: Path, environment: Mapping[str, str], settings: Se
     try:
         agents = tuple(_manifest(_document(path), environment).agents or ())
         _refuse_repeated([agent.id for agent in agents])
-        for agent in agents:
-            await _check(agent, settings)
+        return tuple([await _checked(agent, settings, path.parent) for agent in agents])
     except Misconfigured as error:
         raise Misconfigured(f"{path}: {error}") from error
-    return agents
 
 
 async def apply_manifest(agents: Sequence[ManifestAgent], control: Control) -> None:
@@ -79,6 +88,10 @@ async def apply_manifest(agents: Sequence[ManifestAgent], control: Control) -> N
         if found is None or not _is_so(found, agent):
             answer = await control.submit(_entry(agent, control.sealer), timeout_seconds=SUBMIT_SECONDS_MAX)
             _log.info("agent %s was %s by the manifest", agent.id, "added" if answer.is_new else "changed")
+        text, _ = control.policy_text(DEFAULT_TENANT, agent.id) or ("", 0)
+        if agent.bundle and agent.bundle != text:
+            await control.submit(_policy_entry(agent), timeout_seconds=SUBMIT_SECONDS_MAX)
+            _log.info("the policy of agent %s was set by the manifest", agent.id)
 
 
 # ---------------------------------------------------------------- reading
@@ -136,8 +149,18 @@ def _expanded(agent: object, environment: Mapping[str, str]) -> object:
             raise Misconfigured(f"the variable {name} is not set")
         return environment[name]
 
-    members = cast("dict[object, object]", agent)
-    return {key: _VARIABLE.sub(value_of, value) if isinstance(value, str) else value for key, value in members.items()}
+    def expanded(value: object) -> object:
+        match value:
+            case str():
+                return _VARIABLE.sub(value_of, value)
+            case dict():
+                return {key: expanded(each) for key, each in cast("dict[object, object]", value).items()}
+            case list():
+                return [expanded(each) for each in cast("list[object]", value)]
+            case _:
+                return value
+
+    return expanded(cast("dict[object, object]", agent))
 
 
 def _refuse_repeated(agent_ids: Sequence[str]) -> None:
@@ -148,14 +171,17 @@ def _refuse_repeated(agent_ids: Sequence[str]) -> None:
         seen.add(agent_id)
 
 
-async def _check(agent: ManifestAgent, settings: Settings) -> None:
-    """Hold the agent to the rules of a registration by request."""
+async def _checked(agent: ManifestAgent, settings: Settings, folder: Path) -> ManifestAgent:
+    """Return the agent with the text of its policy, held to the rules of a registration by request."""
     try:
         _check_members(agent, secret_bytes_min=1 if settings.mode == "dev" else SECRET_BYTES_MIN)
-        _refuse_policies(agent)
         await check_webhook_url(agent.webhook_url, settings.webhook_allow_networks)
+        bundle = _bundle(agent, folder)
+    except BundleInvalid as error:
+        raise Misconfigured(f"agent {agent.id}: policy: {_place_of(error)}: {error.reason}") from error
     except Invalid as error:
         raise Misconfigured(f"agent {agent.id}: {error.path}: {error.reason}") from error
+    return msgspec.structs.replace(agent, policy=bundle or UNSET, policy_file=UNSET)
 
 
 def _check_members(agent: ManifestAgent, *, secret_bytes_min: int) -> None:
@@ -174,13 +200,62 @@ def _check_members(agent: ManifestAgent, *, secret_bytes_min: int) -> None:
             raise Invalid(f"shorter than {secret_bytes_min} bytes", path=name)
 
 
-def _refuse_policies(agent: ManifestAgent) -> None:
+def _place_of(error: BundleInvalid) -> str:
+    return f"line {error.line}: {error.field}" if error.field else f"line {error.line}"
+
+
+def _bundle(agent: ManifestAgent, folder: Path) -> str:
+    """Return the text of the policy, which is one that can be loaded; empty without one."""
     if agent.policy is not UNSET and agent.policy_file is not UNSET:
         raise Invalid("`policy` and `policy_file` exclude each other", path="policy")
-    for name, policy in (("policy", agent.policy), ("policy_file", agent.policy_file)):
-        if policy is not UNSET and policy:
-            # Starting without it would allow what the operator means to deny.
-            raise Invalid("policies are not built yet, so it has to be left out", path=name)
+    text = _file_text(folder / agent.policy_file) if agent.policy_file else _policy_text(agent.policy)
+    if text:
+        compiled(text)
+    return text
+
+
+def _file_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(BUNDLE_BYTES_MAX + 1)
+        text = raw.decode()
+    except OSError as error:
+        raise Invalid(f"{path} cannot be read: {error.strerror}", path="policy_file") from error
+    except UnicodeDecodeError as error:
+        raise Invalid(f"{path} is not text in UTF-8", path="policy_file") from error
+    if len(raw) > BUNDLE_BYTES_MAX:
+        raise Invalid(f"{path} is larger than {BUNDLE_BYTES_MAX} bytes", path="policy_file")
+    if not text.strip():
+        # An empty file is a mistake, and starting without the policy would allow what it means to deny.
+        raise Invalid(f"{path} is empty: without a policy the key is left out", path="policy_file")
+    return text
+
+
+def _policy_text(policy: Any) -> str:
+    """Return a bundle that stands in the manifest as text. JSON is YAML, and loses nothing of what was read."""
+    if policy is UNSET or policy is None:
+        return ""
+    if isinstance(policy, str):
+        text = policy
+    else:
+        try:
+            text = json.dumps(policy, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError):
+            raise Invalid("has a value that is not JSON, such as a date: put it in quotes", path="policy") from None
+    if len(text.encode("utf-8", "surrogatepass")) > BUNDLE_BYTES_MAX:
+        raise Invalid(f"larger than {BUNDLE_BYTES_MAX} bytes", path="policy")
+    return text
+
+
+def _policy_entry(agent: ManifestAgent) -> PolicySet:
+    return PolicySet(
+        id=new_uuid7(),
+        at=time.time_ns() // 1000,
+        by=PRINCIPAL,
+        tenant=DEFAULT_TENANT,
+        agent_id=agent.id,
+        bundle=agent.bundle,
+    )
 
 
 def _entry(agent: ManifestAgent, sealer: Sealer) -> AgentPut:

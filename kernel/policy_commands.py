@@ -7,7 +7,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast, get_args
+from typing import TYPE_CHECKING, TypeAlias, cast, get_args
 
 from kernel.domain.canonical import Plain
 from kernel.domain.errors import BundleInvalid, Invalid, Misconfigured
@@ -33,14 +33,16 @@ exit codes: 0 the call is allowed, 1 it is denied, 3 it needs an approval,
 2 the bundle or the arguments cannot be read
 """
 
-ABOUT = "Check a policy bundle, or see how it judges a call. Needs no server."
+OFFLINE = frozenset({"check", "test"})
+"""The commands of `policy` that need no door."""
 
+if TYPE_CHECKING:
+    Group: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # pyright: ignore[reportPrivateUsage] - argparse names it no other way
 Say = Callable[[str], None]
 
 
-def add_policy_commands(policy: argparse.ArgumentParser) -> None:
-    """Add the two commands below `policy` to its parser."""
-    below = policy.add_subparsers(dest="policy_command", required=True, metavar="command", title="commands")
+def add_policy_commands(below: "Group") -> None:
+    """Add the two commands that need no door to the group of `policy`."""
     about_check = "Load a bundle as the server would, and say what is wrong with it, on which line."
     check = below.add_parser(
         "check", help=about_check, description=about_check, epilog=_EXIT_CODES_OF_CHECK, allow_abbrev=False
@@ -67,7 +69,7 @@ def run_policy(options: argparse.Namespace, *, say: Say, complain: Say) -> int:
     file = cast("Path", options.file)
     try:
         bundle = _bundle(file)
-        if options.policy_command == "check":
+        if options.action == "check":
             for line in _listed(bundle):
                 say(line)
             return EXIT_ALLOWED

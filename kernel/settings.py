@@ -10,6 +10,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     mode: str = "server"
     """`dev` or `server`."""
+    no_policy: str = ""
+    """`allow` or `deny`: what an agent without a bundle may do; empty: allow in dev, deny in server."""
     listen_host: str = "0.0.0.0"  # noqa: S104 - `:8080` means every interface, as the contract's default says
     listen_port: int = 8080
     shards: int = 8
@@ -17,6 +19,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     redis_url: str = ""
     master_key: str = msgspec.field(default="")
     api_key: str = ""
+    operator_key: str = ""
     log_level: str = "info"
 
     attempts_max: int = 5

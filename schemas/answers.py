@@ -17,6 +17,7 @@ RefusalCode = Literal[
     "lease_superseded",
     "rate_limited",
     "unavailable",
+    "forbidden",
 ]
 
 
@@ -38,6 +39,8 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True):
     reason: str = ""
     rule_id: str = ""
     is_replayed: bool = False
+    is_new: bool = False
+    """Whether it recorded a step that was not there before."""
 
 
 class Recorded(msgspec.Struct, frozen=True, tag="recorded", array_like=True):
@@ -70,11 +73,19 @@ class Refusal(msgspec.Struct, frozen=True, tag="refusal", array_like=True):
     detail: str = ""
 
 
+class DecidedBefore(msgspec.Struct, frozen=True, tag="decided_before", array_like=True):
+    """An approval was not pending any more: who won, and when (unix microseconds)."""
+
+    status: Literal["granted", "denied", "expired"]
+    decided_by: str
+    decided_at: int
+
+
 class Ignored(msgspec.Struct, frozen=True, tag="ignored", array_like=True):
     """A system entry that no longer matched the state: it changed nothing."""
 
 
-AnyAnswer = Created | Decided | Recorded | Done | Claimed | Refusal | Ignored
+AnyAnswer = Created | Decided | Recorded | Done | Claimed | Refusal | DecidedBefore | Ignored
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyAnswer)

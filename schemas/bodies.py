@@ -43,3 +43,9 @@ def body_of(json: bytes, *, seq: int, place: str) -> Body:
     if len(json) <= INLINE_BYTES_MAX:
         return Body(json=json, seq=seq, place=place, size_bytes=len(json))
     return Body(json=b"", seq=seq, place=place, size_bytes=len(json))
+
+
+def reason_body(seq: int, reason: str, **more: str) -> Body:
+    """Return the error object that the kernel itself gives a step. Small, so always inline."""
+    json = msgspec.json.encode({"reason": reason, **more})
+    return Body(json=json, seq=seq, place="", size_bytes=len(json))

@@ -1,7 +1,9 @@
-"""Control entries: the log of tenants, agents, policies and the number of shards.
+"""Control entries: the log of tenants, keys, agents, policies and the number of shards.
 
 A control entry is a request like any other: the control fold judges it in log order. Secrets stand in it encrypted.
 """
+
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -15,6 +17,23 @@ class SealedSecret(msgspec.Struct, frozen=True, array_like=True, gc=False):
     key_id: str
     nonce: bytes
     ciphertext: bytes
+
+
+class Quotas(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Bounds of a tenant; None is no bound. Rates are per second, days are of UTC."""
+
+    requests_per_second: int | None = None
+    creates_per_second: int | None = None
+    live_executions: int | None = None
+    bytes_per_day: int | None = None
+    log_bytes: int | None = None
+
+
+class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a tenant has otherwise than the process is set up; None is as the process is."""
+
+    no_policy: Literal["allow", "deny"] | None = None
+    retention_seconds: int | None = None
 
 
 class ControlEntry(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -62,7 +81,39 @@ class AgentDescribed(ControlEntry, frozen=True, kw_only=True, tag="agent_describ
     output_schema: Raw
 
 
-AnyControlEntry = ShardsSet | AgentPut | AgentDeleted | AgentDescribed
+class TenantPut(ControlEntry, frozen=True, kw_only=True, tag="tenant_put"):
+    """Makes or changes a tenant; absent members stay as they were, one that is sent replaces the whole of it."""
+
+    tenant: str
+    quotas: Quotas | UnsetType = UNSET
+    settings: TenantSettings | UnsetType = UNSET
+
+
+class KeyCreated(ControlEntry, frozen=True, kw_only=True, tag="key_created"):
+    """A bearer key, of which only the SHA-256 is kept. `at` is its creation, `expires_at` unix microseconds."""
+
+    tenant: str
+    key_id: str
+    name: str
+    scopes: tuple[str, ...]
+    hash: bytes
+    expires_at: int | None = None
+
+
+class KeyRevoked(ControlEntry, frozen=True, kw_only=True, tag="key_revoked"):
+    tenant: str
+    key_id: str
+
+
+class PolicySet(ControlEntry, frozen=True, kw_only=True, tag="policy_set"):
+    """Replaces an agent's bundle by this text; the empty one removes it. Its version is the sequence of this entry."""
+
+    tenant: str
+    agent_id: str
+    bundle: str
+
+
+AnyControlEntry = ShardsSet | AgentPut | AgentDeleted | AgentDescribed | TenantPut | KeyCreated | KeyRevoked | PolicySet
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(AnyControlEntry)

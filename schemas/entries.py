@@ -63,6 +63,8 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""
     approval: ApprovalTerms | None = None
     """Present exactly with `require_approval`."""
+    approval_id: str = ""
+    """Drawn by the door until its shard is the execution's; present exactly with `require_approval`."""
     rate_limit: RateTerms | None = None
     limited: str = ""
     """Why the door got no token from a bucket of its agent or tenant; empty where it got one or needed none."""
@@ -209,6 +211,26 @@ class AgentMissing(Entry, frozen=True, kw_only=True, tag="agent_missing"):
     dispatch_id: str
 
 
+class ApprovalDecided(Entry, frozen=True, kw_only=True, tag="approval_decided"):
+    """A principal grants or denies. `dispatch_id` is the one that resumes the execution if this decides."""
+
+    approval_id: str
+    decision: Literal["granted", "denied"]
+    principal: str
+    decided_by: str
+    asserted_by: str
+    rationale: str
+    dispatch_id: str
+    key: RequestKey | None = None
+
+
+class ApprovalExpired(Entry, frozen=True, kw_only=True, tag="approval_expired"):
+    """Nobody decided in time."""
+
+    approval_id: str
+    dispatch_id: str
+
+
 class ExecutionReleased(Entry, frozen=True, kw_only=True, tag="execution_released"):
     """An operator ends the halt that a parked entry caused."""
 
@@ -229,6 +251,8 @@ OrdinaryEntry = (
     | LeaseExpired
     | DeadlinePassed
     | AgentMissing
+    | ApprovalDecided
+    | ApprovalExpired
 )
 """Entries of an execution that exists and is not halted."""
 AnyEntry = ExecutionCreated | OrdinaryEntry | ExecutionReleased

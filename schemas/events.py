@@ -12,6 +12,7 @@ from schemas.bodies import Body
 
 ExecutionStatus = Literal["pending", "running", "blocked", "completed", "failed", "cancelled"]
 StepStatus = Literal["awaiting_approval", "allowed", "executing", "succeeded", "failed", "denied", "cancelled"]
+ApprovalStatus = Literal["pending", "granted", "denied", "expired"]
 DispatchStatus = Literal["pending", "acked", "failed", "exhausted"]
 
 EXECUTION_STATUSES: tuple[ExecutionStatus, ...] = ("pending", "running", "blocked", "completed", "failed", "cancelled")
@@ -25,6 +26,7 @@ STEP_STATUSES: tuple[StepStatus, ...] = (
     "denied",
     "cancelled",
 )
+APPROVAL_STATUSES: tuple[ApprovalStatus, ...] = ("pending", "granted", "denied", "expired")
 TERMINAL_STEP = frozenset({"succeeded", "failed", "denied", "cancelled"})
 
 EventType = Literal[
@@ -73,7 +75,7 @@ class StepPayload(msgspec.Struct, frozen=True, tag="step", array_like=True):
 class ApprovalPayload(msgspec.Struct, frozen=True, tag="approval", array_like=True):
     approval_id: str
     step_id: str
-    status: Literal["pending", "granted", "denied", "expired"]
+    status: ApprovalStatus
     decided_by: str | None = None
     asserted_by: str | None = None
     rationale: str | None = None

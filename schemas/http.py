@@ -1,6 +1,7 @@
 """Bodies of HTTP answers, as the wire spells them. Times are RFC 3339 in UTC with microseconds and `Z`."""
 
 from datetime import UTC, datetime
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -58,6 +59,24 @@ class Step(msgspec.Struct, frozen=True):
     completed_at: str | UnsetType = UNSET
 
 
+class Approval(msgspec.Struct, frozen=True):
+    id: str
+    step_id: str
+    execution_id: str
+    agent_id: str
+    target: str
+    rule_id: str
+    status: str
+    approvers: tuple[str, ...]
+    message: str
+    timeout_at: str
+    decided_by: str
+    asserted_by: str
+    rationale: str
+    created_at: str
+    decided_at: str | UnsetType = UNSET
+
+
 class StepDecision(msgspec.Struct, frozen=True):
     decision: str
     step_id: str | UnsetType = UNSET
@@ -88,10 +107,51 @@ class Agent(msgspec.Struct, frozen=True):
     updated_at: str
 
 
+class Policy(msgspec.Struct, frozen=True):
+    agent_id: str
+    bundle: str
+    policy_version: int
+
+
+class Key(msgspec.Struct, frozen=True):
+    """`key` is there in the answer that made it, and never again."""
+
+    id: str
+    name: str
+    tenant: str
+    scopes: tuple[str, ...]
+    created_at: str
+    expires_at: str | UnsetType = UNSET
+    key: str | UnsetType = UNSET
+
+
+class Quotas(msgspec.Struct, frozen=True):
+    """What a tenant may use; an absent one is no bound. Days are of UTC."""
+
+    requests_per_second: int | UnsetType = UNSET
+    creates_per_second: int | UnsetType = UNSET
+    live_executions: int | UnsetType = UNSET
+    bytes_per_day: int | UnsetType = UNSET
+    log_bytes: int | UnsetType = UNSET
+
+
+class TenantSettings(msgspec.Struct, frozen=True):
+    """What a tenant has otherwise than the server is set up."""
+
+    no_policy: Literal["allow", "deny"] | UnsetType = UNSET
+    retention_seconds: int | UnsetType = UNSET
+
+
+class Tenant(msgspec.Struct, frozen=True):
+    id: str
+    quotas: Quotas
+    settings: TenantSettings
+
+
 class ErrorEnvelope(msgspec.Struct, frozen=True):
     code: str
     message: str
-    details: dict[str, str] | UnsetType = UNSET
+    details: dict[str, str | int] | UnsetType = UNSET
 
 
 _encoder = msgspec.json.Encoder()

@@ -11,16 +11,17 @@ import msgspec
 from schemas.answers import AnyAnswer
 from schemas.bodies import Body, Usage
 from schemas.entries import Lease, Limits
-from schemas.events import TERMINAL_EXECUTION, TERMINAL_STEP, ExecutionStatus, StepStatus
+from schemas.events import TERMINAL_EXECUTION, TERMINAL_STEP, ApprovalStatus, ExecutionStatus, StepStatus
 
-DispatchState = Literal["due", "in_flight", "acknowledged", "waiting", "used_up", "retired"]
+DispatchState = Literal["due", "in_flight", "acknowledged", "waiting", "used_up", "retired", "held"]
 
 
 class Dispatch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One delivery obligation.
 
     `due`: to be claimed at once (or at `due_at`); `in_flight`: claimed, outcome unknown; `acknowledged`: the agent
-    has it; `waiting`: a delivery failed, due again at `due_at`; `used_up`: no attempt is left; `retired`: over.
+    has it; `waiting`: a delivery failed, due again at `due_at`; `used_up`: no attempt is left; `retired`: over;
+    `held`: made by a decision on an approval, due when the attempt before has nothing left that must not run twice.
     `duty_seq` is the entry that created the present duty: ids of system entries are built from it.
     """
 
@@ -90,6 +91,10 @@ class Header(msgspec.Struct, array_like=True):
     """SHA-256 chain over the entries that were applied."""
     halted: str = ""
     """Why the execution is halted; empty while it is not."""
+    is_lease_over: bool = False
+    """Whether the lease ran out after a block, when nothing returns a dispatch to due."""
+    awaited: tuple[str, ...] = ()
+    """Steps that hold the dispatch back: at_most_once, executing, of the attempt before the block."""
 
     @property
     def is_terminal(self) -> bool:
@@ -121,6 +126,32 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     @property
     def is_terminal(self) -> bool:
         return self.status in TERMINAL_STEP
+
+
+class ApprovalRecord(msgspec.Struct, frozen=True, array_like=True):
+    """One approval and, once it is not pending, how it ended."""
+
+    approval_id: str
+    step_id: str
+    target: str
+    rule_id: str
+    status: ApprovalStatus
+    approvers: tuple[str, ...]
+    message: str
+    separate_requester: bool
+    created_at: int
+    timeout_at: int
+    decided_by: str = ""
+    asserted_by: str = ""
+    rationale: str = ""
+    decided_at: int | None = None
+
+
+class BucketRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A token bucket of one execution: what it held at a time, in parts of which a call takes one window."""
+
+    parts: int
+    at: int
 
 
 class CallCounter(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -162,6 +193,18 @@ def counter_field(call_digest: bytes) -> bytes:
     return b"c" + call_digest
 
 
+def approval_field(approval_id: str) -> bytes:
+    return b"a" + bytes.fromhex(approval_id.replace("-", ""))
+
+
+def is_approval_field(field: bytes) -> bool:
+    return field[:1] == b"a"
+
+
+def bucket_field(bucket_digest: bytes) -> bytes:
+    return b"r" + bucket_digest
+
+
 def key_field(key_digest: bytes) -> bytes:
     return b"k" + key_digest
 
@@ -186,4 +229,6 @@ decode_header = msgspec.msgpack.Decoder(Header).decode
 decode_step = msgspec.msgpack.Decoder(StepRecord).decode
 decode_counter = msgspec.msgpack.Decoder(CallCounter).decode
 decode_key = msgspec.msgpack.Decoder(KeyRecord).decode
+decode_approval = msgspec.msgpack.Decoder(ApprovalRecord).decode
+decode_bucket = msgspec.msgpack.Decoder(BucketRecord).decode
 decode_create_key = msgspec.msgpack.Decoder(CreateKeyRecord).decode

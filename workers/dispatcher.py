@@ -17,7 +17,7 @@ from kernel.settings import Settings
 from workers.dispatching.appends import Appends
 from workers.dispatching.claims import Claims
 from workers.dispatching.delivery import Deliveries
-from workers.dispatching.entries import agent_missing, deadline_passed, lease_expired
+from workers.dispatching.entries import agent_missing, approval_expired, deadline_passed, lease_expired
 from workers.dispatching.tasks import Tasks
 from workers.dispatching.turns import Owner, Returns, Turn, Turns
 from workers.webhook import WebhookSender
@@ -182,6 +182,8 @@ class Dispatcher:
                 entry = lease_expired(item)
             case "deadline":
                 entry = deadline_passed(item)
+            case "approval":
+                entry = approval_expired(item)
             case _:
                 assert_never(item.kind)
         if entry is not None:

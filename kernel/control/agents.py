@@ -19,7 +19,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     require_v1: bool = False
     max_concurrency: int = 64
     policy_version: int = 0
-    """0 without a bundle; bundles come later."""
+    """0 without a bundle."""
     description: str | None = None
     input_schema: bytes = NULL
     output_schema: bytes = NULL
@@ -86,6 +86,7 @@ class Agents:
             secrets=tuple(secrets),
             require_v1=record.require_v1,
             max_concurrency=record.max_concurrency,
+            policy_version=record.policy_version,
             description=record.description,
             input_schema=record.input_schema,
             output_schema=record.output_schema,

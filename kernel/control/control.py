@@ -11,8 +11,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from kernel.control.agents import Agent, Agents
+from kernel.control.keys import Keys
+from kernel.control.policies import Policies, Policy
 from kernel.control.sealing import Sealer
-from kernel.control.state import Accepted, ControlAnswer, ControlState, fold_page, read_control_entry
+from kernel.control.state import (
+    Accepted,
+    ControlAnswer,
+    ControlState,
+    TenantRecord,
+    fold_page,
+    read_control_entry,
+)
 from kernel.domain.errors import (
     Conflict,
     InvariantBroken,
@@ -23,7 +32,17 @@ from kernel.domain.errors import (
     Unavailable,
 )
 from kernel.ports import ControlLog, ControlMessage
-from schemas.control import AnyControlEntry, ShardsSet, encode_control
+from schemas.control import (
+    AgentDeleted,
+    AgentDescribed,
+    AgentPut,
+    AnyControlEntry,
+    KeyCreated,
+    KeyRevoked,
+    PolicySet,
+    ShardsSet,
+    encode_control,
+)
 from schemas.ids import new_uuid7
 
 ENTRY_BYTES_MAX = 1024 * 1024
@@ -37,13 +56,16 @@ MISSES_MAX = 20
 READ_SECONDS_MAX = 5.0
 """For one question to the log while following."""
 
+_OF_AGENTS = AgentPut | AgentDeleted | AgentDescribed | PolicySet
+_OF_KEYS = KeyCreated | KeyRevoked
+
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 
 class Control:
-    """Agents and the number of shards, as of the last entry read."""
+    """Tenants, keys, agents, policies and the number of shards, as of the last entry read."""
 
     def __init__(
         self,
@@ -55,12 +77,14 @@ class Control:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.sealer = sealer
+        self.keys = Keys()
         self._log = log
         self._poll_seconds = poll_seconds
         self._lag_seconds_max = lag_seconds_max
         self._clock = clock
         self._state = ControlState()
         self._agents = Agents(sealer)
+        self._policies = Policies()
         self._level_at: float | None = None
         self._failure: Misconfigured | InvariantBroken | None = None
         self._reading = asyncio.Lock()
@@ -116,6 +140,28 @@ class Control:
     def agents_named(self, agent_id: str) -> tuple[Agent, ...]:
         """Return the agents of that id in all tenants, in order of registration."""
         return self._agents.named(agent_id)
+
+    def tenant(self, tenant: str) -> TenantRecord | None:
+        return self._state.tenants.get(tenant)
+
+    def tenants(self) -> list[TenantRecord]:
+        """Return all tenants, sorted by id."""
+        return [record for _, record in sorted(self._state.tenants.items())]
+
+    def policy_text(self, tenant: str, agent_id: str) -> tuple[str, int] | None:
+        """Return an agent's bundle and its version, `""` and 0 without one; None where there is no such agent."""
+        record = self._state.agents.get(tenant, {}).get(agent_id)
+        return None if record is None else (record.bundle, record.policy_version)
+
+    async def policy(self, tenant: str, agent_id: str, *, timeout_seconds: float) -> Policy | None:
+        """Return an agent's policy as it is now, compiled; None without one. Raises Unavailable when time is up."""
+        text, version = self.policy_text(tenant, agent_id) or ("", 0)
+        if not text:
+            return None
+        found = self._policies.known(tenant, agent_id, version)
+        if found is not None:
+            return found
+        return await self._policies.load(tenant, agent_id, version=version, text=text, timeout_seconds=timeout_seconds)
 
     # ------------------------------------------------------------ changing
 
@@ -220,10 +266,10 @@ class Control:
     def _take_over(self, page: Sequence[ControlMessage]) -> None:
         entries = [(message.seq, read_control_entry(message)) for message in page]
         state, answers = fold_page(self._state, entries)
-        changed = dict.fromkeys(
-            (entry.tenant, entry.agent_id) for _, entry in entries if not isinstance(entry, ShardsSet)
-        )
-        self._agents.follow(state, changed)
+        agents = dict.fromkeys((each.tenant, each.agent_id) for _, each in entries if isinstance(each, _OF_AGENTS))
+        self._agents.follow(state, agents)
+        self._policies.forget(agents)
+        self.keys.follow(state, [(each.tenant, each.key_id) for _, each in entries if isinstance(each, _OF_KEYS)])
         self._state = state
         for (_, entry), answer in zip(entries, answers, strict=True):
             self._answers[entry.id] = answer

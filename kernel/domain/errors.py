@@ -57,7 +57,7 @@ class Unauthorized(Refused):
 
 
 class Forbidden(Refused):
-    """The credential is good and lacks the scope."""
+    """The credential is good and lacks the scope, or its holder may not do this."""
 
 
 class NotFound(Refused):

@@ -3,11 +3,12 @@
 import asyncio
 
 from msgspec import UNSET, Raw
+from msgspec.structs import replace
 
-from kernel.domain.canonical import args_hash
-from kernel.domain.errors import NotFound, ViewUnavailable
+from kernel.domain.canonical import Plain, args_hash
+from kernel.domain.errors import KernelError, NotFound, OutcomeUnknown, ViewUnavailable
 from kernel.domain.identity import shard_of
-from kernel.domain.policy import evaluate
+from kernel.domain.policy import LOCAL
 from kernel.door import bodies
 from kernel.door.appending import Appending, decided
 from kernel.door.auth import Auth
@@ -15,6 +16,7 @@ from kernel.door.exchange import NO_CONTENT, NO_CONTENT_REPLAYED, Request, Respo
 from kernel.door.fetching import NO_TEXTS, Shelf, Texts
 from kernel.door.freshness import POLL_SECONDS_MAX
 from kernel.door.large_bodies import read_document
+from kernel.door.policing import Policing
 from kernel.door.rendering import decision_response, outcome_response
 from kernel.ports import DoorView
 from kernel.settings import Settings
@@ -36,8 +38,18 @@ _NULL_HASH = args_hash(NULL)
 class AgentCalls:
     """Handlers of the routes 3.10 to 3.12 and 3.14 to 3.16."""
 
-    def __init__(self, *, settings: Settings, auth: Auth, appending: Appending, shelf: Shelf, view: DoorView) -> None:
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        auth: Auth,
+        appending: Appending,
+        policing: Policing,
+        shelf: Shelf,
+        view: DoorView,
+    ) -> None:
         self._auth = auth
+        self._policing = policing
         self._appending = appending
         self._shelf = shelf
         self._view = view
@@ -50,21 +62,34 @@ class AgentCalls:
         document = await read_document(request, lenient=bodies.SETTLE_LENIENT)
         fields = document.fields
         args = fields.get("args")
-        kind = bodies.choice(fields, "kind", bodies.KINDS)
         entry = StepSubmitted(
             **self._appending.stamp(request, execution_id),
             lease=lease,
-            kind=kind,
+            kind=bodies.choice(fields, "kind", bodies.KINDS),
             target=bodies.target_of(fields),
             args=Raw(NULL if args is None else args.raw),
             args_hash=_NULL_HASH if args is None else args_hash(args.canonical),
             idempotency=bodies.optional_choice(fields, "idempotency", bodies.IDEMPOTENCIES),
-            verdict=evaluate(kind),
+            verdict=LOCAL,
             settle=bodies.settle_of(fields),
             key=bodies.request_key(request, document, f"/v0/executions/{execution_id}/steps"),
         )
-        answer = await self._appending.to_owned(request, entry, Decided)
+        answer = await self._decide(request, entry, None if args is None else args.plain)
         return decision_response(answer, await self._texts(request, execution_id, answer))
+
+    async def _decide(self, request: Request, entry: StepSubmitted, args: Plain) -> Decided:
+        """Append a submission with the verdict of policy on it. The one it came with stands for none."""
+        owner = await self._auth.owner(request, entry.execution_id, shard_of(entry.execution_id, self._shards))
+        verdict, token = await self._policing.judge(owner, entry, args, deadline=request.deadline)
+        entry = replace(entry, tenant=owner.tenant, verdict=verdict)
+        try:
+            answer = await self._appending.to_owned(request, entry, Decided)
+        except KernelError as error:
+            if not isinstance(error, OutcomeUnknown):
+                await self._policing.settle(token, None)
+            raise
+        await self._policing.settle(token, answer)
+        return answer
 
     async def _texts(self, request: Request, execution_id: str, answer: Decided | Recorded) -> Texts:
         if answer.result is None and answer.error is None:

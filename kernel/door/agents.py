@@ -1,7 +1,5 @@
 """The agents of a tenant: register, read, delete, and the metadata an agent gives of itself."""
 
-import asyncio
-import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Literal
@@ -15,6 +13,7 @@ from kernel.domain.addresses import LOOPBACK_NETWORKS
 from kernel.domain.errors import Conflict, Invalid, InvariantBroken, NotFound
 from kernel.domain.json_values import Value
 from kernel.door import bodies, paging
+from kernel.door.changing import now_micros, submitted
 from kernel.door.concurrent import together
 from kernel.door.exchange import NO_CONTENT, Request, Response, Signer
 from kernel.door.executions import principal_of
@@ -59,7 +58,7 @@ class AgentAdmin:
         url = bodies.text(fields, "webhook_url")
         entry = AgentPut(
             id=new_uuid7(),
-            at=_now(),
+            at=now_micros(),
             by=principal.name,
             tenant=principal.tenant,
             agent_id=agent_id,
@@ -74,7 +73,7 @@ class AgentAdmin:
             ),
         )
         await check_webhook_url(url, self._allowed_networks)
-        accepted = await self._control.submit(entry, timeout_seconds=_left(request))
+        accepted = await submitted(self._control, entry, request)
         agent = self._known(principal.tenant, agent_id)
         return Response(status=201 if accepted.is_new else 200, body=agent_json(agent))
 
@@ -130,8 +129,10 @@ class AgentAdmin:
         )
         if sum(live):
             raise Conflict("the agent has live executions")
-        entry = AgentDeleted(id=new_uuid7(), at=_now(), by=principal.name, tenant=principal.tenant, agent_id=agent_id)
-        await self._control.submit(entry, timeout_seconds=_left(request))
+        entry = AgentDeleted(
+            id=new_uuid7(), at=now_micros(), by=principal.name, tenant=principal.tenant, agent_id=agent_id
+        )
+        await submitted(self._control, entry, request)
         return NO_CONTENT
 
     # ------------------------------------------------------------ metadata
@@ -144,7 +145,7 @@ class AgentAdmin:
         fields = (await read_document(request, is_optional=True)).fields
         entry = AgentDescribed(
             id=new_uuid7(),
-            at=_now(),
+            at=now_micros(),
             by=signer.agent_id,
             tenant=signer.tenants[0],
             agent_id=signer.agent_id,
@@ -154,7 +155,7 @@ class AgentAdmin:
         )
         if agent_id_of(request) != signer.agent_id:
             raise NotFound("agent")
-        await self._control.submit(entry, timeout_seconds=_left(request))
+        await submitted(self._control, entry, request)
         return NO_CONTENT
 
 
@@ -177,11 +178,3 @@ def _schema(fields: Mapping[str, Value], name: str) -> Raw:
     if not isinstance(value.plain, dict):
         raise Invalid("an object or null is required", path=name)
     return Raw(value.raw)
-
-
-def _now() -> int:
-    return time.time_ns() // 1000
-
-
-def _left(request: Request) -> float:
-    return max(0.0, request.deadline - asyncio.get_running_loop().time())

@@ -14,6 +14,7 @@ from kernel.domain.errors import KernelError, OutcomeUnknown, Unavailable
 from kernel.door.agent_calls import AgentCalls
 from kernel.door.agents import AgentAdmin
 from kernel.door.appending import Appending
+from kernel.door.approvals import Approvals
 from kernel.door.auth import Auth
 from kernel.door.changes import Changes
 from kernel.door.events import Events
@@ -22,15 +23,19 @@ from kernel.door.executions import Executions
 from kernel.door.fetching import Shelf
 from kernel.door.freshness import Freshness
 from kernel.door.gate import Gate
+from kernel.door.keys import KeyAdmin
 from kernel.door.metrics import UNKNOWN, Metrics
 from kernel.door.operations import Operations
 from kernel.door.pipeline import Pipeline
+from kernel.door.policies import PolicyAdmin
+from kernel.door.policing import Policing
 from kernel.door.presence import Presence
 from kernel.door.reading import Bodies, ClientGone, Receive, header_map
 from kernel.door.records import Records
 from kernel.door.refusals import INTERNAL, refusal_response
 from kernel.door.routes import ROUTES, Route, Router
 from kernel.door.steps import Steps
+from kernel.door.tenants import TenantAdmin
 from kernel.ports import DoorView, Log, Wakes, answers_channel
 from kernel.settings import Settings
 
@@ -73,7 +78,14 @@ class Door:
         shelf = Shelf(log)
         self._changes = Changes(settings.shards)
         self._handlers = _handlers_of(
-            AgentCalls(settings=settings, auth=self._auth, appending=appending, shelf=shelf, view=view),
+            AgentCalls(
+                settings=settings,
+                auth=self._auth,
+                appending=appending,
+                policing=Policing(settings=settings, control=control, view=view),
+                shelf=shelf,
+                view=view,
+            ),
             Executions(
                 settings=settings,
                 control=control,
@@ -86,6 +98,10 @@ class Door:
             Steps(records=records, shelf=shelf),
             Events(settings=settings, records=records, shelf=shelf, changes=self._changes),
             AgentAdmin(settings=settings, control=control, view=view, freshness=freshness),
+            PolicyAdmin(control=control),
+            KeyAdmin(control=control),
+            TenantAdmin(control=control),
+            Approvals(settings=settings, appending=appending, view=view, freshness=freshness),
             Operations(is_ready=self.is_ready, trouble=self._trouble, metrics=self._metrics),
         )
         self._open: set[asyncio.Task[None]] = set()

@@ -15,7 +15,7 @@ from kernel.door.pipeline import Pipeline
 from kernel.door.refusals import error_of
 from kernel.ports import Outgoing
 from kernel.settings import Settings
-from schemas.answers import AnyAnswer, Created, Decided, Done, Recorded, Refusal
+from schemas.answers import AnyAnswer, Created, Decided, DecidedBefore, Done, Recorded, Refusal
 from schemas.entries import (
     AnyEntry,
     ExecutionCancelled,
@@ -127,6 +127,6 @@ class Appending:
         answer: AnyAnswer = await self._pipeline.decide(outgoing, give_up_at=give_up_at, deadline=request.deadline)
         if isinstance(answer, expected):
             return answer
-        if isinstance(answer, Refusal):
+        if isinstance(answer, Refusal | DecidedBefore):
             raise error_of(answer)
         raise InvariantBroken(f"the fold answered {type(answer).__name__} to {type(entry).__name__}")

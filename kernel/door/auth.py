@@ -5,22 +5,23 @@ a foreign one are one answer. Secrets and headers are compared as bytes, in cons
 """
 
 import asyncio
-import hashlib
 import hmac
 import time
 from collections import OrderedDict
 
 from kernel.control.agents import Agent
 from kernel.control.control import Control
+from kernel.control.keys import key_hash
 from kernel.domain.errors import Forbidden, NotFound, Unauthorized
 from kernel.domain.identity import shard_of
 from kernel.domain.signatures import timestamp_ok, verify
 from kernel.door.exchange import Caller, Nobody, Principal, Request, Signer
 from kernel.door.freshness import Freshness
-from kernel.door.routes import ROUTES, Route
+from kernel.door.routes import Route
 from kernel.ports import DoorView, Located
 from kernel.settings import Settings
 from schemas.ids import DEFAULT_TENANT, parse_uuid
+from schemas.scopes import OPERATOR, SCOPES
 
 AGENTS_TRIED_MAX = 8
 """Agents of one name whose secrets are tried on one request, so that nobody can make a door hash a body at will."""
@@ -35,8 +36,7 @@ DISPATCH_ID = b"rebuno-dispatch-id"
 ATTEMPT = b"rebuno-dispatch-attempt"
 DELEGATION = b"rebuno-delegation"
 
-OPERATOR_SCOPE = "operator"
-ALL_SCOPES = frozenset(scope for route in ROUTES for scope in route.scopes) | {"approvals:assert", "steps:delegate"}
+ALL_SCOPES: frozenset[str] = frozenset(SCOPES)
 _BEARER = b"bearer "
 _V1 = b"v1="
 _NOBODY = Nobody()
@@ -55,10 +55,15 @@ class Auth:
         self._everybody = (
             Principal(tenant=DEFAULT_TENANT, name="dev", scopes=ALL_SCOPES) if settings.mode == "dev" else None
         )
-        self._keys: list[tuple[bytes, Principal]] = []
-        if settings.api_key:
-            principal = Principal(tenant=DEFAULT_TENANT, name="api", scopes=ALL_SCOPES - {OPERATOR_SCOPE})
-            self._keys.append((_key_hash(settings.api_key.encode()), principal))
+        self._set_up = [
+            (key_hash(key.encode()), Principal(tenant=DEFAULT_TENANT, name=name, scopes=scopes))
+            for key, name, scopes in (
+                (settings.api_key, "api", ALL_SCOPES - {OPERATOR}),
+                (settings.operator_key, "operator", frozenset({OPERATOR})),
+            )
+            if key
+        ]
+        """The keys that the process is set up with. All others are in the control stream."""
         self._located: OrderedDict[str, Located] = OrderedDict()
 
     # ------------------------------------------------------------ credentials
@@ -101,14 +106,21 @@ class Auth:
         """Return whose key it is. The hash is compared, so that time tells nothing about the key itself."""
         if header[: len(_BEARER)].lower() != _BEARER:
             raise Unauthorized
-        sent = _key_hash(header[len(_BEARER) :].lstrip(b" "))
-        found: Principal | None = None
-        for known, principal in self._keys:
-            if hmac.compare_digest(known, sent):
-                found = principal
-        if found is None:
+        sent = key_hash(header[len(_BEARER) :].lstrip(b" "))
+        found = [principal for known, principal in self._set_up if hmac.compare_digest(known, sent)]
+        if found:
+            return found[0]
+        key = self._control.keys.holder(sent, now=_now())
+        if key is None:
             raise Unauthorized
-        return found
+        return Principal(tenant=key.tenant, name=key.name, scopes=key.scopes, key_id=key.key_id)
+
+    def check_again(self, caller: Caller) -> None:
+        """Raise Unauthorized where the caller's key has ended since: for requests that stay open for long."""
+        if not isinstance(caller, Principal) or not caller.key_id:
+            return
+        if not self._control.keys.is_valid(caller.key_id, now=_now()):
+            raise Unauthorized
 
     def _named(self, headers: dict[bytes, bytes]) -> tuple[Agent, ...]:
         """Return the agents of the name that is claimed, in order of registration, of the tenant if one is named."""
@@ -209,5 +221,5 @@ def _owns(caller: Caller, located: Located) -> bool:
             return False
 
 
-def _key_hash(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+def _now() -> int:
+    return time.time_ns() // 1000

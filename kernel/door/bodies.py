@@ -46,10 +46,19 @@ NOT_LENIENT: frozenset[str] = frozenset()
 
 def execution_id_of(request: Request) -> str:
     """Return the execution id in the path, lower case."""
-    execution_id = parse_uuid(request.names[0].decode("latin-1"))
-    if execution_id is None:
-        raise Invalid("not a dashed UUID", path="execution_id")
-    return execution_id
+    return _id_of(request, "execution_id")
+
+
+def approval_id_of(request: Request) -> str:
+    """Return the approval id in the path, lower case."""
+    return _id_of(request, "approval_id")
+
+
+def _id_of(request: Request, name: str) -> str:
+    found = parse_uuid(request.names[0].decode("latin-1"))
+    if found is None:
+        raise Invalid("not a dashed UUID", path=name)
+    return found
 
 
 def step_id_of(request: Request) -> str:

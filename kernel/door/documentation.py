@@ -6,12 +6,17 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from kernel.door import bodies
+from kernel.door.keys import NAME_CHARS_MAX
 from schemas import http
 from schemas.entries import Idempotency, StepKind
+from schemas.scopes import Scope
 
 JsonValue = Any
 Key = Annotated[str, Meta(max_length=bodies.KEY_CHARS_MAX)]
 Count = Annotated[int, Meta(ge=0)]
+
+
+TenantId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class UsageSent(msgspec.Struct):
@@ -84,6 +89,30 @@ class DescribeAgent(msgspec.Struct):
     description: str | None = None
     input_schema: dict[str, JsonValue] | None = None
     output_schema: dict[str, JsonValue] | None = None
+
+
+class DecideApproval(msgspec.Struct):
+    decided_by: str = ""
+    rationale: str = ""
+
+
+class LoadPolicy(msgspec.Struct):
+    bundle: Annotated[str, Meta(description="YAML or JSON, up to 256 KiB; empty: no policy")]
+
+
+class CreateKey(msgspec.Struct):
+    name: Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
+    scopes: Annotated[list[Scope], Meta(min_length=1)]
+    tenant: TenantId | UnsetType = UNSET
+    expires_at: str = ""
+
+
+class PutTenant(msgspec.Struct):
+    """What is sent of quotas and settings replaces all of them; what is absent stays."""
+
+    id: TenantId
+    quotas: http.Quotas | UnsetType = UNSET
+    settings: http.TenantSettings | UnsetType = UNSET
 
 
 class Status(msgspec.Struct):
@@ -209,6 +238,54 @@ OPERATIONS: dict[str, Operation] = {
         is_body_optional=True,
         answers={204: None},
         refusals=(404,),
+    ),
+    "list_approvals": Operation(
+        summary="List approvals, oldest first",
+        answers={200: list[http.Approval]},
+        queries=(
+            Query("status", "`pending` if absent; `granted`, `denied`, `expired`, or `all`"),
+            Query("agent_id", "only this agent's"),
+            Query("execution_id", "only this execution's"),
+            _CURSOR,
+            _LIMIT,
+        ),
+    ),
+    "get_approval": Operation(summary="Read an approval", answers={200: http.Approval}, refusals=(404,)),
+    "grant_approval": Operation(
+        summary="Let the step run that waits for an approval",
+        body=DecideApproval,
+        is_body_optional=True,
+        answers={204: None},
+        refusals=(404, 409),
+    ),
+    "deny_approval": Operation(
+        summary="Deny the step that waits for an approval",
+        body=DecideApproval,
+        is_body_optional=True,
+        answers={204: None},
+        refusals=(404, 409),
+    ),
+    "load_policy": Operation(
+        summary="Replace the policy of an agent", body=LoadPolicy, answers={204: None}, refusals=(404,)
+    ),
+    "read_policy": Operation(summary="Read the policy of an agent", answers={200: http.Policy}, refusals=(404,)),
+    "create_key": Operation(
+        summary="Create a bearer key, shown in this answer alone",
+        body=CreateKey,
+        answers={201: http.Key},
+        refusals=(404,),
+    ),
+    "list_keys": Operation(
+        summary="List the keys that were not revoked, by id",
+        answers={200: list[http.Key]},
+        queries=(Query("tenant", "only this tenant's; for operators"), _CURSOR, _LIMIT),
+    ),
+    "revoke_key": Operation(summary="Revoke a key", answers={204: None}, refusals=(404,)),
+    "put_tenant": Operation(
+        summary="Make a tenant, or change it", body=PutTenant, answers={200: http.Tenant, 201: http.Tenant}
+    ),
+    "list_tenants": Operation(
+        summary="List tenants by id", answers={200: list[http.Tenant]}, queries=(_CURSOR, _LIMIT)
     ),
     "health": Operation(summary="Whether the process lives", answers={200: Status}),
     "ready": Operation(summary="Whether requests can be answered", answers={200: Status, 503: Status}),

@@ -65,6 +65,8 @@ class Events:
                 # Cleared before the look: whatever happens after it wakes the next round.
                 woken.clear()
                 header, events = await self._read(request, execution_id, after, limit, deadline=deadline)
+                # A key that was revoked meanwhile reads nothing more.
+                self._records.check_again(request)
                 left = ends_at - loop.time()
                 if events or header.is_terminal or left <= 0:
                     return header, events

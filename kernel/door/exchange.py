@@ -15,6 +15,8 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
     tenant: str
     name: str
     scopes: frozenset[str]
+    key_id: str = ""
+    """Empty where the process is set up with the key, and in dev."""
 
 
 class Signer(msgspec.Struct, frozen=True, gc=False):

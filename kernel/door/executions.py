@@ -10,6 +10,7 @@ from kernel.domain.identity import shard_of, shard_of_create_key
 from kernel.door import bodies, paging
 from kernel.door.appending import Appending, decided
 from kernel.door.concurrent import together
+from kernel.door.drawing import new_id_in
 from kernel.door.exchange import NO_CONTENT, Principal, Request, Response
 from kernel.door.fetching import Shelf
 from kernel.door.freshness import Freshness
@@ -99,11 +100,7 @@ class Executions:
         """Return a fresh id; a keyed create's lies in the shard that sees every use of its key."""
         if key is None:
             return new_uuid7()
-        shard = shard_of_create_key(tenant, key, self._shards)
-        while True:
-            execution_id = new_uuid7()
-            if shard_of(execution_id, self._shards) == shard:
-                return execution_id
+        return new_id_in(shard_of_create_key(tenant, key, self._shards), self._shards)
 
     async def _json(self, header: Header, request: Request) -> bytes:
         execution_id = header.execution_id

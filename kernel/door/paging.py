@@ -52,16 +52,19 @@ def seconds_of(query: dict[str, str], name: str, *, maximum: float) -> float:
 
 def time_of(query: dict[str, str], name: str) -> int:
     """Return an RFC 3339 time as unix microseconds, 0 where it is absent."""
-    if name not in query:
-        return 0
-    text = query[name].upper()
+    return instant(query[name], path=name) if name in query else 0
+
+
+def instant(text: str, *, path: str) -> int:
+    """Return an RFC 3339 time as unix microseconds."""
+    text = text.upper()
     # `fromisoformat` also reads other forms of ISO 8601, and times without a zone.
     if not _RFC3339.fullmatch(text):
-        raise Invalid(_NO_TIME, path=name)
+        raise Invalid(_NO_TIME, path=path)
     try:
         since = datetime.fromisoformat(text) - _EPOCH
     except (ValueError, OverflowError) as error:
-        raise Invalid(_NO_TIME, path=name) from error
+        raise Invalid(_NO_TIME, path=path) from error
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 

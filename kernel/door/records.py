@@ -36,6 +36,10 @@ class Records:
     def shard(self, execution_id: str) -> int:
         return shard_of(execution_id, self._shards)
 
+    def check_again(self, request: Request) -> None:
+        """Raise Unauthorized where the credential has ended since the request came."""
+        self._auth.check_again(request.caller)
+
     async def read(
         self, request: Request, execution_id: str, fields: Sequence[bytes] = (), *, deadline: float | None = None
     ) -> tuple[Header, tuple[bytes | None, ...]]:

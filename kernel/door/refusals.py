@@ -3,11 +3,13 @@
 A message never holds an id, a secret or anything else of another tenant.
 """
 
+from collections.abc import Mapping
 from typing import assert_never
 
 from msgspec import UNSET
 
 from kernel.domain.errors import (
+    BundleInvalid,
     Conflict,
     Forbidden,
     Invalid,
@@ -23,24 +25,28 @@ from kernel.domain.errors import (
     Unavailable,
 )
 from kernel.door.exchange import Response
-from schemas.answers import Refusal
-from schemas.http import ErrorEnvelope, encode_http
+from schemas.answers import DecidedBefore, Refusal
+from schemas.http import ErrorEnvelope, encode_http, rfc3339
 
 _SILENT_REASONS = frozenset({"rebuilding", "halted", "log_full", "view_unavailable"})
 """The only words that `details.reason` of a 503 may hold."""
 
 Headers = tuple[tuple[bytes, bytes], ...]
+Details = Mapping[str, str | int]
 
 
 def refusal_response(error: KernelError) -> Response:
     """Return the response for an error; one that the contract has no words for is our fault, and a 500."""
     match error:
+        case BundleInvalid():
+            where: Details = {"line": error.line, "field": error.field}
+            return _envelope(400, "validation_error", error.reason, where)
         case Invalid():
             return _envelope(400, "validation_error", error.reason, {"path": error.path} if error.path else {})
         case Unauthorized():
             return UNAUTHORIZED
         case Forbidden():
-            return _envelope(403, "forbidden", "the credential lacks the scope")
+            return _envelope(403, "forbidden", str(error) or "the credential lacks the scope")
         case NotFound():
             return _envelope(404, "not_found", str(error))
         case MethodNotAllowed():
@@ -66,8 +72,10 @@ def refusal_response(error: KernelError) -> Response:
             return INTERNAL
 
 
-def error_of(refusal: Refusal) -> KernelError:
+def error_of(refusal: Refusal | DecidedBefore) -> KernelError:
     """Return the error that a refusal of the fold stands for."""
+    if isinstance(refusal, DecidedBefore):
+        return Conflict("the approval is decided already", details=_winner(refusal))
     match refusal.code:
         case "validation_error":
             return Invalid(refusal.message, path=refusal.detail)
@@ -83,8 +91,14 @@ def error_of(refusal: Refusal) -> KernelError:
             return TooMany(refusal.message, reason=refusal.detail)
         case "unavailable":
             return Unavailable(refusal.message, reason=refusal.detail)
+        case "forbidden":
+            return Forbidden(refusal.message)
         case _:
             assert_never(refusal.code)
+
+
+def _winner(before: DecidedBefore) -> dict[str, str]:
+    return {"status": before.status, "decided_by": before.decided_by, "decided_at": rfc3339(before.decided_at)}
 
 
 def _details(refusal: Refusal) -> dict[str, str]:
@@ -95,10 +109,8 @@ def _retry_after(seconds: int) -> Headers:
     return ((b"retry-after", b"%d" % max(1, seconds)),)
 
 
-def _envelope(
-    status: int, code: str, message: str, details: dict[str, str] | None = None, headers: Headers = ()
-) -> Response:
-    body = ErrorEnvelope(code=code, message=message, details=details or UNSET)
+def _envelope(status: int, code: str, message: str, details: Details | None = None, headers: Headers = ()) -> Response:
+    body = ErrorEnvelope(code=code, message=message, details=dict(details) if details else UNSET)
     return Response(status=status, body=encode_http(body), headers=headers)
 
 

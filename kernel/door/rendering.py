@@ -7,6 +7,7 @@ from msgspec import UNSET, Raw, UnsetType
 from kernel.control.agents import Agent
 from kernel.door.exchange import REPLAYED, Response
 from kernel.door.fetching import Texts
+from kernel.ports import ListedApproval
 from schemas import http
 from schemas.answers import Decided, Recorded
 from schemas.bodies import Body
@@ -110,6 +111,29 @@ def step_json(execution_id: str, step: StepRecord, texts: Texts) -> bytes:
             policy_version=step.policy_version,
             started_at=_time(step.started_at),
             completed_at=_time(step.completed_at),
+        )
+    )
+
+
+def approval_json(approval: ListedApproval) -> bytes:
+    record = approval.record
+    return encode_http(
+        http.Approval(
+            id=record.approval_id,
+            step_id=record.step_id,
+            execution_id=approval.execution_id,
+            agent_id=approval.agent_id,
+            target=record.target,
+            rule_id=record.rule_id,
+            status=record.status,
+            approvers=record.approvers,
+            message=record.message,
+            timeout_at=rfc3339(record.timeout_at),
+            decided_by=record.decided_by,
+            asserted_by=record.asserted_by,
+            rationale=record.rationale,
+            created_at=rfc3339(record.created_at),
+            decided_at=_time(record.decided_at),
         )
     )
 

@@ -15,6 +15,8 @@ from kernel.ports.log import (
     Rejected,
 )
 from kernel.ports.view import (
+    ApprovalChange,
+    ApprovalQuery,
     Batch,
     CreateKey,
     DispatcherView,
@@ -26,6 +28,7 @@ from kernel.ports.view import (
     ExecutionQuery,
     Fetch,
     Fetched,
+    ListedApproval,
     Located,
     Ownership,
     Parked,
@@ -47,6 +50,8 @@ from kernel.ports.wakes import (
 
 __all__ = [
     "Acknowledged",
+    "ApprovalChange",
+    "ApprovalQuery",
     "Batch",
     "ControlLog",
     "ControlMessage",
@@ -61,6 +66,7 @@ __all__ = [
     "Fetch",
     "Fetched",
     "Follower",
+    "ListedApproval",
     "Located",
     "Log",
     "LogMessage",

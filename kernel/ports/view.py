@@ -6,7 +6,8 @@ from typing import Generic, Literal, Protocol, TypeVar
 import msgspec
 
 from schemas.entries import Lease
-from schemas.records import Header
+from schemas.events import ApprovalStatus
+from schemas.records import ApprovalRecord, Header
 
 T = TypeVar("T")
 
@@ -50,15 +51,24 @@ class Fetched(msgspec.Struct, frozen=True):
     is_listed: bool
 
 
+class ApprovalChange(msgspec.Struct, frozen=True):
+    """What a batch does to one approval: its status before (None: new), and the record after."""
+
+    before: ApprovalStatus | None
+    after: ApprovalRecord
+
+
 class ExecutionChange(msgspec.Struct, frozen=True):
     """What a batch does to one execution: its header before (None: new) and after, and every field to set.
 
-    Directory, lists, due work and renewable leases follow from the two headers (`kernel.domain.duty`).
+    Directory, lists, due work and renewable leases follow from the two headers (`kernel.domain.duty`), the lists of
+    approvals from `approvals`, whose records are among the fields too.
     """
 
     before: Header | None
     after: Header
     fields: Mapping[bytes, bytes]
+    approvals: tuple[ApprovalChange, ...] = ()
 
 
 class StoredAnswer(msgspec.Struct, frozen=True):
@@ -138,7 +148,7 @@ class ProjectorView(Protocol):
         ...
 
 
-DutyKind = Literal["delivery", "lease", "deadline"]
+DutyKind = Literal["delivery", "lease", "deadline", "approval"]
 
 
 class DueItem(msgspec.Struct, frozen=True):
@@ -198,6 +208,28 @@ class ExecutionQuery(msgspec.Struct, frozen=True):
     limit: int = 50
 
 
+class ListedApproval(msgspec.Struct, frozen=True):
+    """An approval with what its record leaves to its execution."""
+
+    execution_id: str
+    agent_id: str
+    record: ApprovalRecord
+
+
+class ApprovalQuery(msgspec.Struct, frozen=True):
+    """One page of approvals: oldest first by id, the ones after `after_id`. Empty strings mean absent.
+
+    With `approval_id` it is that approval alone.
+    """
+
+    approval_id: str = ""
+    status: ApprovalStatus | Literal[""] = ""
+    agent_id: str = ""
+    execution_id: str = ""
+    after_id: str = ""
+    limit: int = 50
+
+
 class DoorView(Protocol):
     """What a door needs of the view. Everything raises ViewUnavailable when Redis cannot be asked."""
 
@@ -217,6 +249,13 @@ class DoorView(Protocol):
         """Return up to `query.limit` matching headers of one shard, newest first by id."""
         ...
 
+    async def approvals(self, shard: int, tenant: str, query: ApprovalQuery) -> Seen[tuple[ListedApproval, ...]]:
+        """Return up to `query.limit` matching approvals of one shard, oldest first by id.
+
+        An approval lies in the shard of its execution's id, and so its own id does.
+        """
+        ...
+
     async def stored_answer(self, shard: int, entry_id: str) -> Seen[bytes | None]: ...
 
     async def renew_lease(self, shard: int, execution_id: str, lease: Lease, *, lease_ms: int) -> bool:
@@ -224,6 +263,17 @@ class DoorView(Protocol):
         ...
 
     async def live_executions(self, shard: int, tenant: str, agent_id: str) -> Seen[int]: ...
+
+    async def take_token(self, tenant: str, bucket: bytes, *, max_calls: int, window_ms: int) -> bool:
+        """Take a token from a bucket that holds `max_calls` and is full after a window, and say whether there was one.
+
+        Raises ViewUnavailable, and then it is unknown whether one was taken.
+        """
+        ...
+
+    async def give_token(self, tenant: str, bucket: bytes, *, max_calls: int, window_ms: int) -> None:
+        """Give back a token that was taken for nothing."""
+        ...
 
     async def beat(self, shards: Sequence[int]) -> None:
         """Say that a door lives, in every shard."""

@@ -12,7 +12,16 @@ from kernel.domain.duty import NO_DUTIES, Duties, duties
 from kernel.ports import ExecutionChange
 from kernel.view.keys import due_member, place
 from schemas.entries import Lease
-from schemas.records import Header
+from schemas.events import ApprovalStatus
+from schemas.records import ApprovalRecord, Header
+
+
+class ApprovalMove(msgspec.Struct, frozen=True):
+    """An approval to be put into the lists of its status, and out of those of the status before (None: new)."""
+
+    header: Header
+    record: ApprovalRecord
+    before: ApprovalStatus | None
 
 
 class Writes(msgspec.Struct):
@@ -24,6 +33,7 @@ class Writes(msgspec.Struct):
     """Of another status than before, with that."""
     live: list[Header] = []
     ended: list[Header] = []
+    approvals: list[ApprovalMove] = []
     due_at: list[tuple[str, int]] = []
     """Due items and their times in unix ms."""
     due_in: list[tuple[str, int]] = []
@@ -42,6 +52,9 @@ def translate(changes: Iterable[ExecutionChange]) -> Writes:
     for change in changes:
         before, after = change.before, change.after
         _index(writes, before, after)
+        for approval in change.approvals:
+            if approval.before != approval.after.status:
+                writes.approvals.append(ApprovalMove(after, approval.after, approval.before))
         _arm(writes, before, after)
     return writes
 
@@ -70,6 +83,10 @@ def _arm(writes: Writes, before: Header | None, after: Header) -> None:
         _arm_at(writes, due_member("delivery", where), new.delivery_at)
     if is_new or old.deadline_at != new.deadline_at:
         _arm_at(writes, due_member("deadline", where), new.deadline_at)
+    # Likewise: an approval that follows another is a new duty, even at the same time.
+    is_same_approval = before is not None and before.approval == after.approval
+    if is_new or old.approval_at != new.approval_at or not (is_same_approval or new.approval_at is None):
+        _arm_at(writes, due_member("approval", where), new.approval_at)
     _arm_lease(writes, where, old, new, is_new=is_new)
     if is_new or old.renewable != new.renewable:
         if new.renewable is None:

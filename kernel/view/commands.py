@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from itertools import chain
 
 from kernel.ports import Batch, Watermark
-from kernel.view.changes import Writes, translate
+from kernel.view.changes import ApprovalMove, Writes, translate
 from kernel.view.client import Argument
 from kernel.view.keys import (
     ShardKeys,
     answer_slice,
     answers_key,
+    approval_member,
+    approvals_key,
     create_keys_key,
     directory_field,
     directory_key,
@@ -57,6 +59,8 @@ def apply_arguments(shard: int, token: str, batch: Batch) -> list[Argument]:
     writes = translate(batch.changes)
     _write_fields(arguments, shard, batch)
     _write_lists(arguments, shard, writes)
+    if writes.approvals:
+        _write_approvals(arguments, shard, writes.approvals)
     _write_duties(arguments, keys, writes)
     _write_answers(arguments, shard, keys, batch)
     _write_rest(arguments, shard, keys, batch)
@@ -116,6 +120,30 @@ def _status_keys(shard: int, header: Header, status: str) -> tuple[str, str]:
     return (
         list_key(shard, header.tenant, status=status),
         list_key(shard, header.tenant, status=status, agent_id=header.agent_id),
+    )
+
+
+def _write_approvals(arguments: list[Argument], shard: int, moves: Iterable[ApprovalMove]) -> None:
+    scores: dict[str, list[Argument]] = {}
+    removals: dict[str, list[Argument]] = {}
+    for move in moves:
+        header = move.header
+        member = approval_member(move.record.approval_id, header.execution_id, header.agent_id)
+        if move.before is not None:
+            for key in _approval_keys(shard, header, move.before):
+                removals.setdefault(key, []).append(member)
+        new_keys = _approval_keys(shard, header, "") if move.before is None else ()
+        for key in (*new_keys, *_approval_keys(shard, header, move.record.status)):
+            scores.setdefault(key, []).extend((0, member))
+    _extend(arguments, "ZREM", removals)
+    _extend(arguments, "ZADD", scores)
+
+
+def _approval_keys(shard: int, header: Header, status: str) -> tuple[str, str, str]:
+    return (
+        approvals_key(shard, header.tenant, status=status),
+        approvals_key(shard, header.tenant, status=status, agent_id=header.agent_id),
+        approvals_key(shard, header.tenant, status=status, execution_id=header.execution_id),
     )
 
 

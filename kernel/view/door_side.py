@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import cast
 
-from kernel.domain.errors import ViewUnavailable
-from kernel.ports import ExecutionQuery, Located, Seen, T
+from kernel.domain.errors import InvariantBroken, ViewUnavailable
+from kernel.ports import ApprovalQuery, ExecutionQuery, ListedApproval, Located, Seen, T
 from kernel.view.changes import lease_prefix
 from kernel.view.client import Argument, Client, Command
 from kernel.view.commands import parse_watermark
@@ -13,19 +13,22 @@ from kernel.view.headers import check_header, checked_header
 from kernel.view.keys import (
     answer_slice,
     answers_key,
+    approvals_key,
+    bucket_key,
     directory_field,
     directory_key,
     execution_key,
     list_key,
     live_key,
     located,
+    parse_approval_member,
     shard_keys,
 )
 from kernel.view.limits import SILENCE_MS_MAX
-from kernel.view.ranges import created_range, is_match
-from kernel.view.scripts import BEAT, LIST, RENEW
+from kernel.view.ranges import approval_range, created_range, is_approval_match, is_match
+from kernel.view.scripts import BEAT, BUCKET, LIST, LIST_APPROVALS, RENEW
 from schemas.entries import Lease
-from schemas.records import HEADER_FIELD, Header
+from schemas.records import HEADER_FIELD, Header, decode_approval
 
 _EVICTION_REFUSED = (
     "the server may drop keys by itself (maxmemory-policy is {policy}); set maxmemory-policy to noeviction"
@@ -80,12 +83,30 @@ class RedisDoorView:
             found = [_listed(raw, tenant, execution_id) for execution_id, raw in zip(ids, reply[4::2], strict=True)]
             headers += [header for header in found if is_match(query, header)]
             if len(headers) >= query.limit or len(ids) < self._client.limits.list_chunk_max:
-                return Seen(
-                    min(step.watermark_seq for step in steps),
-                    any(step.is_rebuilding for step in steps),
-                    tuple(headers[: query.limit]),
-                )
+                return _together(steps, tuple(headers[: query.limit]))
             highest = f"({ids[-1]}"
+        raise unavailable("the list is too sparse to be read at once")
+
+    async def approvals(self, shard: int, tenant: str, query: ApprovalQuery) -> Seen[tuple[ListedApproval, ...]]:
+        keys, limits = shard_keys(shard), self._client.limits
+        index = approvals_key(
+            shard, tenant, status=query.status, execution_id=query.execution_id, agent_id=query.agent_id
+        )
+        places = (keys.watermark, keys.rebuilding, keys.dirty, index)
+        lowest, highest = approval_range(query)
+        prefix = execution_key(shard, tenant, "")
+        found: list[ListedApproval] = []
+        steps: list[Seen[None]] = []
+        for _ in range(limits.list_steps_max):
+            arguments = (lowest, highest, limits.list_chunk_max, prefix)
+            reply = cast("list[bytes | None]", await self._client.run(LIST_APPROVALS, places, arguments))
+            steps.append(_seen(reply[:3], None))
+            members = [cast("bytes", raw).decode() for raw in reply[3::2]]
+            listed = [_listed_approval(member, raw) for member, raw in zip(members, reply[4::2], strict=True)]
+            found += [each for each in listed if is_approval_match(query, each)]
+            if len(found) >= query.limit or len(members) < limits.list_chunk_max:
+                return _together(steps, tuple(found[: query.limit]))
+            lowest = f"({members[-1]}"
         raise unavailable("the list is too sparse to be read at once")
 
     async def stored_answer(self, shard: int, entry_id: str) -> Seen[bytes | None]:
@@ -100,6 +121,12 @@ class RedisDoorView:
     async def live_executions(self, shard: int, tenant: str, agent_id: str) -> Seen[int]:
         seen = await self._see(shard, "SCARD", live_key(shard, tenant, agent_id))
         return Seen(seen.watermark_seq, seen.is_rebuilding, cast("int", seen.value))
+
+    async def take_token(self, tenant: str, bucket: bytes, *, max_calls: int, window_ms: int) -> bool:
+        return await self._client.run(BUCKET, (bucket_key(tenant, bucket),), (max_calls, window_ms, 1)) == 1
+
+    async def give_token(self, tenant: str, bucket: bytes, *, max_calls: int, window_ms: int) -> None:
+        await self._client.run(BUCKET, (bucket_key(tenant, bucket),), (max_calls, window_ms, -1))
 
     async def beat(self, shards: Sequence[int]) -> None:
         calls = [((shard_keys(shard).doors,), (SILENCE_MS_MAX,)) for shard in shards]
@@ -128,6 +155,22 @@ def _seen(freshness: list[bytes | None], value: T) -> Seen[T]:
     watermark = parse_watermark(raw)
     seq = -1 if watermark is None else watermark.seq
     return Seen(seq, rebuilding is not None or dirty is not None, value)
+
+
+def _together(steps: Sequence[Seen[None]], value: T) -> Seen[T]:
+    """Return what several reads brought: as fresh as the oldest of them."""
+    return Seen(min(step.watermark_seq for step in steps), any(step.is_rebuilding for step in steps), value)
+
+
+def _listed_approval(member: str, raw: bytes | None) -> ListedApproval:
+    if raw is None:
+        # The index knows it and its record is gone: damage, which is not "no such approval".
+        raise unavailable("the record of an approval is missing")
+    approval_id, execution_id, agent_id = parse_approval_member(member)
+    record = decode_approval(raw)
+    if record.approval_id != approval_id:
+        raise InvariantBroken("a read of one approval was answered with another's record")
+    return ListedApproval(execution_id=execution_id, agent_id=agent_id, record=record)
 
 
 def _listed(raw: bytes | None, tenant: str, execution_id: str) -> Header:

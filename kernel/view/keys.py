@@ -81,6 +81,27 @@ def live_key(shard: int, tenant: str, agent_id: str) -> str:
     return f"{{s{shard}}}:live:{_checked(tenant)}:{agent_id}"
 
 
+def approvals_key(shard: int, tenant: str, *, status: str = "", execution_id: str = "", agent_id: str = "") -> str:
+    """Return the index of a tenant's approvals: of all, or of one status, and of one execution or one agent.
+
+    That of all is also the directory that leads from an approval's id to its execution.
+    """
+    by_status = f":status:{status}" if status else ""
+    of_whom = f":execution:{execution_id}" if execution_id else f":agent:{agent_id}" if agent_id else ""
+    return f"{{s{shard}}}:approvals:{_checked(tenant)}{by_status}{of_whom}"
+
+
+def approval_member(approval_id: str, execution_id: str, agent_id: str) -> str:
+    """Return how an approval is named in an index, sorted by its id."""
+    return f"{approval_id}/{execution_id}/{agent_id}"
+
+
+def parse_approval_member(member: str) -> tuple[str, str, str]:
+    """Return approval id, execution id and agent id."""
+    approval_id, execution_id, agent_id = member.split("/", 2)
+    return approval_id, execution_id, agent_id
+
+
 def create_keys_key(shard: int, tenant: str) -> str:
     """Return the hash of a tenant's create keys."""
     return f"{{s{shard}}}:createkeys:{_checked(tenant)}"
@@ -115,6 +136,11 @@ def answer_slice(entry_id: str) -> int:
 
 def answers_key(shard: int, slice_number: int) -> str:
     return f"{{s{shard}}}:answers:{slice_number}"
+
+
+def bucket_key(tenant: str, bucket: bytes) -> str:
+    """Return the token bucket of a rule. It belongs to no shard: every door of every shard asks for it."""
+    return f"{{t:{_checked(tenant)}}}:rate:{bucket.hex()}"
 
 
 def place(tenant: str, execution_id: str, agent_id: str) -> str:

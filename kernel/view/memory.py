@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 
 from kernel.domain.errors import ViewUnavailable
 from kernel.ports import (
+    ApprovalQuery,
     Batch,
     DueItem,
     DueWork,
     ExecutionQuery,
     Fetch,
     Fetched,
+    ListedApproval,
     Located,
     Ownership,
     Seen,
@@ -26,10 +28,10 @@ from kernel.ports import (
 )
 from kernel.view.changes import lease_prefix
 from kernel.view.headers import checked_header
-from kernel.view.keys import RELEASED, due_member, parse_due_member, place
+from kernel.view.keys import RELEASED, bucket_key, due_member, parse_due_member, place
 from kernel.view.limits import SILENCE_MS_MAX
 from kernel.view.memory_shard import MemoryShard
-from kernel.view.ranges import is_match
+from kernel.view.ranges import is_approval_match, is_match
 from schemas.entries import Lease
 from schemas.records import HEADER_FIELD, Header
 
@@ -47,6 +49,7 @@ class MemoryView:
         self._clock = clock
         self._shards: dict[int, MemoryShard] = {}
         self._projectors: dict[str, int] = {}
+        self._buckets: dict[str, tuple[int, int]] = {}
         self._halves: set[int] = set()
         self._is_closed = False
         self.is_unavailable = False
@@ -64,14 +67,15 @@ class MemoryView:
         """Forget all, as a server does that starts without its data."""
         self._shards.clear()
         self._projectors.clear()
+        self._buckets.clear()
 
     def snapshot(self) -> object:
         """Return all there is, for `go_back`."""
-        return copy.deepcopy((self._shards, self._projectors))
+        return copy.deepcopy((self._shards, self._projectors, self._buckets))
 
     def go_back(self, snapshot: object) -> None:
         """Become again what `snapshot` returned, owners included."""
-        self._shards, self._projectors = copy.deepcopy(snapshot)  # type: ignore[assignment]  # opaque to callers
+        self._shards, self._projectors, self._buckets = copy.deepcopy(snapshot)  # type: ignore[assignment]  # opaque to callers
 
     def shard(self, number: int) -> MemoryShard:
         """Return the state of a shard, to be looked at."""
@@ -205,6 +209,12 @@ class MemoryView:
         found.sort(key=lambda header: header.execution_id, reverse=True)
         return _seen(state, tuple(found[: query.limit]))
 
+    async def approvals(self, shard: int, tenant: str, query: ApprovalQuery) -> Seen[tuple[ListedApproval, ...]]:
+        state, _ = self._ask(shard)
+        found = [approval for approval in state.approvals(tenant) if is_approval_match(query, approval)]
+        found.sort(key=lambda approval: approval.record.approval_id)
+        return _seen(state, tuple(found[: query.limit]))
+
     async def stored_answer(self, shard: int, entry_id: str) -> Seen[bytes | None]:
         state, now = self._ask(shard)
         return _seen(state, state.answers_at(now).get(entry_id))
@@ -223,6 +233,22 @@ class MemoryView:
         state, _ = self._ask(shard)
         live = [header for header in state.headers(tenant) if header.agent_id == agent_id and not header.is_terminal]
         return _seen(state, len(live))
+
+    async def take_token(self, tenant: str, bucket: bytes, *, max_calls: int, window_ms: int) -> bool:
+        return self._pour(tenant, bucket, max_calls, window_ms, taken=1)
+
+    async def give_token(self, tenant: str, bucket: bytes, *, max_calls: int, window_ms: int) -> None:
+        self._pour(tenant, bucket, max_calls, window_ms, taken=-1)
+
+    def _pour(self, tenant: str, bucket: bytes, max_calls: int, window_ms: int, *, taken: int) -> bool:
+        _, now = self._ask(0)
+        key, full = bucket_key(tenant, bucket), max_calls * window_ms
+        parts, at = self._buckets.get(key, (full, now))
+        held = min(full, min(full, parts + (now - at) * max_calls) - taken * window_ms)
+        if held < 0:
+            return False
+        self._buckets[key] = held, now
+        return True
 
     async def beat(self, shards: Sequence[int]) -> None:
         for shard in shards:

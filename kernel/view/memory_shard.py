@@ -1,6 +1,6 @@
 """One shard of MemoryView: what Redis keeps under a shard's keys, in dicts, with the same rules.
 
-Lists and live sets are read off the headers, so they also test the indexes that Redis keeps.
+Lists and live sets are read off headers and records, so they also test the indexes that Redis keeps.
 """
 
 from collections.abc import Iterable
@@ -8,12 +8,12 @@ from collections.abc import Iterable
 import msgspec
 
 from kernel.domain.errors import InvariantBroken, OwnershipLost
-from kernel.ports import Batch, ExecutionChange, Located, StoredAnswer, Watermark
+from kernel.ports import Batch, ExecutionChange, ListedApproval, Located, StoredAnswer, Watermark
 from kernel.view.changes import translate
 from kernel.view.headers import checked_header
 from kernel.view.keys import RELEASED, answer_slice
 from kernel.view.limits import ANSWER_MS, SILENCE_MS_MAX
-from schemas.records import HEADER_FIELD, Header
+from schemas.records import HEADER_FIELD, Header, decode_approval, is_approval_field
 
 _HELD_MS = 0.5
 """Part of a due item's time that says that it is held, as in Redis."""
@@ -84,6 +84,13 @@ class MemoryShard(msgspec.Struct):
         for (owner, execution_id), fields in self.hashes.items():
             if owner == tenant and HEADER_FIELD in fields:
                 yield checked_header(fields[HEADER_FIELD], tenant=owner, execution_id=execution_id)
+
+    def approvals(self, tenant: str) -> Iterable[ListedApproval]:
+        """Return the approvals of a tenant's executions."""
+        for header in self.headers(tenant):
+            for field, raw in self.hash(tenant, header.execution_id).items():
+                if is_approval_field(field):
+                    yield ListedApproval(header.execution_id, header.agent_id, decode_approval(raw))
 
     def answers_at(self, now: int) -> dict[str, bytes]:
         """Return the answers that are still kept."""

@@ -1,6 +1,6 @@
-"""Which executions a list query means: bounds on ids, which carry their time, and the exact test on the header."""
+"""Which executions and approvals a list query means: bounds on ids, which sort by time, and the exact test."""
 
-from kernel.ports import ExecutionQuery
+from kernel.ports import ApprovalQuery, ExecutionQuery, ListedApproval
 from kernel.view.limits import CREATED_SLACK_MS
 from schemas.records import Header
 
@@ -31,6 +31,28 @@ def is_match(query: ExecutionQuery, header: Header) -> bool:
         and (not query.created_after or header.created_at >= query.created_after)
         and (not query.created_before or header.created_at < query.created_before)
         and (not query.before_id or header.execution_id < query.before_id)
+    )
+
+
+def approval_range(query: ApprovalQuery) -> tuple[str, str]:
+    """Return the lowest and the highest bound on members of an index, as the lexicographic commands spell them.
+
+    A member begins with its approval's id and a slash, and the character after the slash is 0.
+    """
+    lowest = f"[{query.after_id}0" if query.after_id else _LOWEST
+    if not query.approval_id:
+        return lowest, _HIGHEST
+    return max(lowest, f"[{query.approval_id}/"), f"({query.approval_id}0"
+
+
+def is_approval_match(query: ApprovalQuery, found: ListedApproval) -> bool:
+    """Whether the approval is asked for: `after_id` is exclusive."""
+    return (
+        (not query.approval_id or found.record.approval_id == query.approval_id)
+        and (not query.status or found.record.status == query.status)
+        and (not query.agent_id or found.agent_id == query.agent_id)
+        and (not query.execution_id or found.execution_id == query.execution_id)
+        and (not query.after_id or found.record.approval_id > query.after_id)
     )
 
 

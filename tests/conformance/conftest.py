@@ -28,7 +28,7 @@ def stack(stacks: Stacks) -> Stack:
 @pytest_asyncio.fixture
 async def kernel(stack: Stack) -> AsyncIterator[Kernel]:
     """Access to the shared kernel, with agents and executions of the test's own."""
-    async with connected(stack.url, stack.api_key) as access:
+    async with connected(stack.url, stack.api_key, operator_key=stack.operator_key) as access:
         yield access
 
 

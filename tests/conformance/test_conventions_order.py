@@ -105,6 +105,10 @@ def _bad_credential(draft: Draft, _: Stage) -> None:
     draft.late_headers = draft.late_headers | {SIGNATURE: "v1=" + "0" * 64, "Authorization": "Bearer wrong"}
 
 
+def _no_operator(draft: Draft, stage: Stage) -> None:
+    draft.late_headers = draft.late_headers | {"Authorization": f"Bearer {stage.kernel.api_key}"}
+
+
 def _too_large(draft: Draft, _: Stage) -> None:
     draft.late_headers = draft.late_headers | {"Content-Length": TOO_MANY_BYTES}
 
@@ -144,8 +148,8 @@ INVALID = _always(400, "validation_error")
 MISSING = _always(404, "not_found")
 SETTLES = {"submit", "complete_execution", "fail_execution"}
 OUTCOMES = {"complete_step", "fail_step"}
-WITH_LIMIT = {"list_executions", "list_events", "list_steps", "list_agents"}
-OF_AN_AGENT = {"get_agent", "delete_agent", "describe_agent"}
+WITH_LIMIT = {"list_executions", "list_events", "list_steps", "list_agents", "list_keys", "list_tenants"}
+OF_AN_AGENT = {"get_agent", "delete_agent", "describe_agent", "load_policy", "read_policy"}
 
 FAULTS = (
     Fault("unknown route", 1, "path", lambda _: True, _set(suffix="/"), MISSING),
@@ -154,7 +158,7 @@ FAULTS = (
     Fault(
         "bad credential", 3, "credential", lambda r: r.access != "open", _bad_credential, _always(401, "unauthorized")
     ),
-    Fault("no scope", 4, "scope", lambda r: r.name == "metrics", _nothing, _always(403, "forbidden")),
+    Fault("no scope", 4, "credential", lambda r: r.is_operators, _no_operator, _always(403, "forbidden")),
     Fault("malformed id", 5, "execution", lambda r: r.has_execution, _names(execution_id="x"), INVALID),
     Fault("no object", 5, "body", lambda r: r.takes_body, _set(body=[]), INVALID),
     Fault(

@@ -83,7 +83,7 @@ async def test_k1_an_unknown_route_is_404_whatever_the_method(kernel: Kernel, pa
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
 async def test_k1_a_trailing_slash_is_an_unknown_route(kernel: Kernel, route: Route) -> None:
-    names = {"execution_id": UNKNOWN_ID, "step_id": UNKNOWN_STEP, "agent_id": "somebody"}
+    names = {"execution_id": UNKNOWN_ID, "step_id": UNKNOWN_STEP, "agent_id": "somebody", "key_id": UNKNOWN_ID}
     target = route.path.format(**names)
 
     for spelled in (f"{target}/", f"{target}//", f"{target}/?limit=1"):
@@ -95,7 +95,7 @@ async def test_k1_another_method_is_405_and_allow_names_the_right_ones(kernel: K
     built = {route.method for route in ROUTES if route.path == path}
     named = _methods_in_the_contract(path)
     assert built <= named, "this test reads the contract wrongly"
-    target = path.format(execution_id=UNKNOWN_ID, step_id=UNKNOWN_STEP, agent_id="somebody")
+    target = path.format(execution_id=UNKNOWN_ID, step_id=UNKNOWN_STEP, agent_id="somebody", key_id=UNKNOWN_ID)
 
     for method in (*METHODS, "QUERY"):
         if method in named:

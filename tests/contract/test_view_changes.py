@@ -8,17 +8,23 @@ from schemas.entries import Lease
 from tests.support.records import (
     LEASE_MS,
     LIFE_ENDS_AT_US,
+    asking_header,
     change,
     dispatch_id,
+    ended,
     ended_header,
     execution_id,
     leased_header,
+    make_approval,
     make_dispatch,
     make_header,
+    new,
 )
 
 WHERE = place("acme", execution_id(1), "researcher")
-DELIVERY, LEASE, DEADLINE = (due_member(kind, WHERE) for kind in ("delivery", "lease", "deadline"))
+DELIVERY, LEASE, DEADLINE, APPROVAL = (
+    due_member(kind, WHERE) for kind in ("delivery", "lease", "deadline", "approval")
+)
 
 
 def test_nothing_is_due_before_its_time() -> None:
@@ -63,10 +69,42 @@ def test_a_renewal_writes_the_lease_and_nothing_else() -> None:
 def test_a_new_execution_writes_what_it_has_not_too() -> None:
     writes = translate([change(ended_header())])
 
-    assert sorted(writes.not_due) == sorted([DELIVERY, LEASE, DEADLINE])
+    assert sorted(writes.not_due) == sorted([DELIVERY, LEASE, DEADLINE, APPROVAL])
     assert writes.not_renewable == [execution_id(1)]
     assert WHERE in writes.unmarked
     assert (writes.live, writes.ended) == ([], [ended_header()])
+
+
+def test_an_approval_is_due_when_its_time_is_over_and_no_more_once_it_is_decided() -> None:
+    running, asking = make_header(), asking_header(make_approval(timeout_at=2_001))
+
+    asked = translate([change(asking, before=running, approvals=(new(make_approval()),))])
+    decided = translate([change(running, before=asking, approvals=(ended(make_approval(status="granted")),))])
+
+    assert (APPROVAL, 3) in asked.due_at
+    assert APPROVAL in decided.not_due
+    assert [(move.before, move.record.status) for move in (*asked.approvals, *decided.approvals)] == [
+        (None, "pending"),
+        ("pending", "granted"),
+    ]
+
+
+def test_an_approval_that_follows_another_at_the_same_time_is_a_duty_of_its_own() -> None:
+    first, second = (make_approval(number, timeout_at=2_000) for number in (1, 2))
+
+    writes = translate([change(asking_header(second), before=asking_header(first))])
+    again = translate([change(asking_header(second), before=asking_header(second))])
+
+    assert writes.due_at == [(APPROVAL, 2)]
+    assert again.due_at == []
+
+
+def test_an_approval_that_was_made_and_ended_in_one_batch_is_listed_under_its_end_alone() -> None:
+    approvals = (new(make_approval(status="denied")),)
+
+    writes = translate([change(make_header(), before=make_header(), approvals=approvals)])
+
+    assert [(move.before, move.record.status) for move in writes.approvals] == [(None, "denied")]
 
 
 def test_a_renewable_lease_names_its_pair_and_its_place() -> None:

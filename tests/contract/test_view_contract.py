@@ -7,7 +7,9 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from kernel.view.limits import ViewLimits
+from tests.contract.view_approvals import ApprovalDutySuite, ApprovalSuite
 from tests.contract.view_batches import AnswerSuite, BatchSuite, HalfBatchSuite, LargeBatchSuite
+from tests.contract.view_buckets import BucketSuite
 from tests.contract.view_due import DueWorkSuite
 from tests.contract.view_harness import MemoryHarness, RedisHarness, ViewHarness
 from tests.contract.view_leases import LeaseSuite, OutageSuite
@@ -31,6 +33,9 @@ class ViewContract(
     OutageSuite,
     ReadSuite,
     ListSuite,
+    ApprovalSuite,
+    ApprovalDutySuite,
+    BucketSuite,
 ):
     """All of it. An adapter's test provides the fixture `harness`."""
 

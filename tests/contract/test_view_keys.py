@@ -18,11 +18,14 @@ TENANT_BUILDERS: list[Callable[[str], str]] = [
     lambda tenant: keys.list_key(1, tenant),
     lambda tenant: keys.list_key(1, tenant, agent_id="a", status="running"),
     lambda tenant: keys.live_key(1, tenant, "a"),
+    lambda tenant: keys.approvals_key(1, tenant),
+    lambda tenant: keys.approvals_key(1, tenant, status="pending", agent_id="a"),
+    lambda tenant: keys.approvals_key(1, tenant, status="pending", execution_id=execution_id(1)),
     lambda tenant: keys.create_keys_key(1, tenant),
     lambda tenant: keys.directory_value(tenant, "a"),
     lambda tenant: keys.place(tenant, execution_id(1), "a"),
 ]
-KINDS: list[DutyKind] = ["delivery", "lease", "deadline"]
+KINDS: list[DutyKind] = ["delivery", "lease", "deadline", "approval"]
 
 tenants = st.from_regex(TENANT_ID, fullmatch=True)
 agents = st.from_regex(AGENT_ID, fullmatch=True)
@@ -44,7 +47,7 @@ def test_all_keys_of_a_shard_share_its_hash_tag() -> None:
     shard_keys = keys.shard_keys(3)
     built = [
         *msgspec.structs.astuple(shard_keys),
-        *(build("acme").replace("{s1}", "{s3}") for build in TENANT_BUILDERS[:5]),
+        *(build("acme").replace("{s1}", "{s3}") for build in TENANT_BUILDERS[:8]),
         keys.directory_key(3, execution_id(1)),
         keys.answers_key(3, keys.answer_slice(entry_id(1))),
     ]
@@ -80,6 +83,23 @@ def test_lists_of_different_things_have_different_keys(one: str, other: str, sta
     ]
 
     assert len(set(names)) == (4 if one != other else 3)
+
+
+@given(agent_id=agents)
+def test_lists_of_approvals_of_different_things_have_different_keys(agent_id: str) -> None:
+    wholes: list[dict[str, str]] = [{}, {"status": "pending"}]
+    parts: list[dict[str, str]] = [{}, {"agent_id": agent_id}, {"execution_id": execution_id(1)}]
+
+    names = [keys.approvals_key(1, "acme", **whole, **part) for whole in wholes for part in parts]
+
+    assert len(set(names)) == 6
+
+
+@given(agent_id=agents)
+def test_a_member_of_a_list_of_approvals_gives_back_what_it_names(agent_id: str) -> None:
+    member = keys.approval_member(entry_id(1), execution_id(1), agent_id)
+
+    assert keys.parse_approval_member(member) == (entry_id(1), execution_id(1), agent_id)
 
 
 def test_an_answer_of_an_entry_without_a_time_has_no_place() -> None:

@@ -1,6 +1,6 @@
 """Properties of the view that hold for every history: it remembers no path, and both adapters read alike."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 import msgspec
@@ -8,16 +8,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from kernel.ports import Batch, ExecutionChange, ExecutionQuery, View
+from kernel.ports import ApprovalChange, ApprovalQuery, Batch, ExecutionChange, ExecutionQuery, View
 from kernel.view.memory import MemoryView
 from schemas.entries import Lease
-from schemas.records import Header
+from schemas.events import APPROVAL_STATUSES, ApprovalStatus
+from schemas.records import Approval, ApprovalRecord, Header
 from tests.contract.view_harness import SHARD, RedisHarness
 from tests.support.records import (
     CREATED_AT_US,
     STREAM_CREATED_AT,
+    approval_id,
     change,
     dispatch_id,
+    make_approval,
     make_batch,
     make_dispatch,
     make_header,
@@ -28,7 +31,9 @@ EXECUTIONS = 5
 TENANTS = ("acme", "globex")
 AGENTS = ("researcher", "writer")
 STATUSES = ("running", "blocked", "completed", "failed", "cancelled")
-STATES = ("due", "waiting", "in_flight", "acknowledged", "used_up", "retired")
+STATES = ("due", "waiting", "in_flight", "acknowledged", "used_up", "retired", "held")
+APPROVALS = 3
+"""Of one execution."""
 
 fast = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -45,8 +50,13 @@ class Moment(msgspec.Struct, frozen=True):
     renewed_seq: int
     deadline_at: int | None
     is_halted: bool
+    timeout_at: int
+    approvals: dict[int, ApprovalStatus]
+    """What becomes of approvals, by their number within the execution."""
 
-    def header(self) -> Header:
+    def header(self, records: Mapping[int, ApprovalRecord]) -> Header:
+        """The header, given all approvals that the execution has by now."""
+        pending = [record for record in records.values() if record.status == "pending"]
         return make_header(
             self.number,
             tenant=TENANTS[self.number % 2],
@@ -59,6 +69,8 @@ class Moment(msgspec.Struct, frozen=True):
             renewed_seq=self.renewed_seq,
             deadline_at=self.deadline_at,
             halted="damaged" if self.is_halted else "",
+            approval=Approval(pending[0].approval_id, pending[0].step_id, self.timeout_at) if pending else None,
+            field_count=1 + len(records),
         )
 
 
@@ -73,22 +85,41 @@ moments = st.builds(
     renewed_seq=st.integers(0, 3),
     deadline_at=st.sampled_from([None, CREATED_AT_US, 3_900_000_000_000_000]),
     is_halted=st.booleans(),
+    timeout_at=st.sampled_from([CREATED_AT_US, CREATED_AT_US + 1_500, 3_900_000_000_000_000]),
+    approvals=st.dictionaries(st.integers(0, APPROVALS - 1), st.sampled_from(APPROVAL_STATUSES), max_size=2),
 )
 histories = st.lists(st.lists(moments, max_size=4, unique_by=lambda moment: moment.number), max_size=6)
 
 
-def batches_of(history: Sequence[Sequence[Moment]]) -> tuple[list[Batch], list[Header]]:
-    """The batches of a history, and the last header of each execution."""
+def batches_of(history: Sequence[Sequence[Moment]]) -> tuple[list[Batch], list[ExecutionChange]]:
+    """The batches of a history, and the one change of each execution that leads to the same end at once."""
     last: dict[int, Header] = {}
+    records: dict[int, dict[int, ApprovalRecord]] = {}
     batches: list[Batch] = []
     for seq, step in enumerate(history):
         changes: list[ExecutionChange] = []
         for moment in step:
-            header = moment.header()
-            changes.append(change(header, before=last.get(moment.number)))
+            known = records.setdefault(moment.number, {})
+            approvals = approvals_of(moment, known)
+            header = moment.header(known)
+            changes.append(change(header, before=last.get(moment.number), approvals=approvals))
             last[moment.number] = header
         batches.append(make_batch(seq, seq + 1, *changes))
-    return batches, list(last.values())
+    wholes = [
+        change(header, approvals=tuple(ApprovalChange(before=None, after=each) for each in records[number].values()))
+        for number, header in last.items()
+    ]
+    return batches, wholes
+
+
+def approvals_of(moment: Moment, known: dict[int, ApprovalRecord]) -> tuple[ApprovalChange, ...]:
+    """What a moment does to the approvals of its execution, which are known by number."""
+    changes: list[ApprovalChange] = []
+    for number, status in moment.approvals.items():
+        before = known.get(number)
+        known[number] = make_approval(moment.number * APPROVALS + number, status=status)
+        changes.append(ApprovalChange(before=None if before is None else before.status, after=known[number]))
+    return tuple(changes)
 
 
 async def everything(view: View) -> list[object]:
@@ -100,6 +131,14 @@ async def everything(view: View) -> list[object]:
         for limit in (2, 9):
             query = ExecutionQuery(agent_id=agent_id, status=status, limit=limit)
             read.append(await view.executions(SHARD, tenant, query))
+    executions = [make_header(number).execution_id for number in range(EXECUTIONS)]
+    for tenant, status, limit in product(TENANTS, ("", *APPROVAL_STATUSES), (2, 99)):
+        whom: list[dict[str, str]] = [{}, *({"agent_id": each} for each in AGENTS)]
+        for asked in (*whom, *({"execution_id": each} for each in executions)):
+            query = ApprovalQuery(status=status, limit=limit, after_id=approval_id(2), **asked)
+            read.append(await view.approvals(SHARD, tenant, query))
+    for tenant, number in product(TENANTS, range(EXECUTIONS * APPROVALS)):
+        read.append(await view.approvals(SHARD, tenant, ApprovalQuery(approval_id=approval_id(number))))
     for tenant, agent_id in product(TENANTS, AGENTS):
         read.append(await view.live_executions(SHARD, tenant, agent_id))
     return read
@@ -129,7 +168,7 @@ async def test_redis_remembers_no_path(redis_url: str, fresh_redis: Redis, histo
         await apply_all(view, batches)
         by_the_path = await RedisHarness(view, fresh_redis).contents()
         await fresh_redis.flushall()
-        await apply_all(view, [make_batch(0, 1, *map(change, last))])
+        await apply_all(view, [make_batch(0, 1, *last)])
 
         assert by_the_path == await RedisHarness(view, fresh_redis).contents()
 

@@ -163,6 +163,13 @@ class RedisHarness(ViewHarness):
             elif name == b"doors":
                 beat_at, silent_until = (int(part) for part in (await self._redis.get(key)).split(b"/"))
                 await self._redis.set(key, f"{max(0, beat_at - ms)}/{max(0, silent_until - ms)}")
+            elif b":rate:" in key:
+                value = await self._redis.get(key)
+                if value is None:
+                    # The bucket of a window this short was full again, and forgotten, since the keys were listed.
+                    continue
+                parts, at = value.split(b"/")
+                await self._redis.set(key, b"%b/%d" % (parts, int(at) - ms), keepttl=True)
             left_ms = await self._redis.pttl(key)
             if left_ms >= 0:
                 await self._redis.pexpire(key, left_ms - ms)

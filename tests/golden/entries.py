@@ -8,6 +8,9 @@ from schemas.bodies import Usage
 from schemas.entries import (
     AgentMissing,
     AnyEntry,
+    ApprovalDecided,
+    ApprovalExpired,
+    ApprovalTerms,
     DeadlinePassed,
     DispatchClaimed,
     DispatchDelivered,
@@ -22,6 +25,7 @@ from schemas.entries import (
     LeaseExpired,
     Limits,
     Outcome,
+    RateTerms,
     RequestKey,
     StepCompleted,
     StepFailed,
@@ -69,6 +73,28 @@ _CREATED: dict[str, Any] = {
     "life_ends_at": AT + 2_592_000_000_000,
 }
 _CALL: dict[str, Any] = {"kind": "tool_call", "target": "web_search", "args_hash": ARGS_HASH}
+REQUIRE_APPROVAL = Verdict(
+    decision="require_approval",
+    rule_id="ask-first",
+    policy_version=3,
+    approval=ApprovalTerms(approvers=("boss",), timeout_ms=60_000, message="sure?", separate_requester=True),
+    approval_id=APPROVAL,
+    token_budget_max=1000,
+)
+RATE_LIMITED = Verdict(
+    decision="allow",
+    rule_id="slow",
+    policy_version=3,
+    rate_limit=RateTerms(max_calls=2, window_ms=1000, per="agent", on_error="deny"),
+    limited="rate_limit_exceeded",
+)
+_DECISION: dict[str, Any] = {
+    "approval_id": APPROVAL,
+    "decision": "granted",
+    "principal": "api",
+    "decided_by": "boss",
+    "dispatch_id": DISPATCH,
+}
 
 ENTRIES: dict[str, AnyEntry] = {
     "execution_created": ExecutionCreated(
@@ -97,5 +123,14 @@ ENTRIES: dict[str, AnyEntry] = {
     "lease_expired": LeaseExpired(**_DISPATCHED, renewed_seq=12),
     "deadline_passed": DeadlinePassed(**_SYSTEM, due_at=AT - 1),
     "agent_missing": AgentMissing(**_SYSTEM, dispatch_id=DISPATCH),
+    "step_submitted.asking": StepSubmitted(
+        **_LEASED, **_CALL, args=NULL, idempotency="safe_to_retry", verdict=REQUIRE_APPROVAL
+    ),
+    "step_submitted.limited": StepSubmitted(
+        **_LEASED, **_CALL, args=NULL, idempotency="safe_to_retry", verdict=RATE_LIMITED
+    ),
+    "approval_decided": ApprovalDecided(**_REQUEST, **_DECISION, asserted_by="api", rationale="é", key=KEY),
+    "approval_decided.least": ApprovalDecided(**_REQUEST, **_DECISION, asserted_by="", rationale=""),
+    "approval_expired": ApprovalExpired(**_SYSTEM, approval_id=APPROVAL, dispatch_id=DISPATCH),
     "execution_released": ExecutionReleased(**_SYSTEM, reason="looked at"),
 }

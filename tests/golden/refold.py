@@ -11,7 +11,7 @@ from schemas.entries import decode_entry
 from schemas.events import EventRecord
 from schemas.records import CreateKeyRecord, Header
 from tests.golden.files import FrozenEntry
-from tests.support.folding import DictRecords
+from tests.support.dict_records import DictRecords
 
 
 class _Execution:
@@ -30,6 +30,8 @@ class _Execution:
         self.records.counters.update(folded.counters)
         self.records.keys.update(folded.keys)
         self.records.dispatches.update(folded.dispatches)
+        self.records.approvals.update(folded.approvals)
+        self.records.buckets.update(folded.buckets)
         if folded.create_key is not None:
             digest, record = folded.create_key
             self.records.create_keys[tenant, digest] = record
@@ -100,5 +102,7 @@ def _shown_execution(execution: _Execution) -> dict[str, Any]:
         "steps": {step_id: shown(step) for step_id, step in records.steps.items()},
         "counters": {digest.hex(): shown(counter) for digest, counter in records.counters.items()},
         "keys": {digest.hex(): shown(key) for digest, key in records.keys.items()},
+        "approvals": {approval_id: shown(each) for approval_id, each in records.approvals.items()},
+        "buckets": {digest.hex(): shown(bucket) for digest, bucket in records.buckets.items()},
         "dispatches": sorted(records.dispatches),
     }

@@ -22,6 +22,7 @@ from schemas.answers import (
     Claimed,
     Created,
     Decided,
+    DecidedBefore,
     Done,
     Ignored,
     Recorded,
@@ -35,8 +36,14 @@ from schemas.control import (
     AgentDescribed,
     AgentPut,
     AnyControlEntry,
+    KeyCreated,
+    KeyRevoked,
+    PolicySet,
+    Quotas,
     SealedSecret,
     ShardsSet,
+    TenantPut,
+    TenantSettings,
     encode_control,
 )
 from schemas.entries import encode_entry
@@ -51,12 +58,16 @@ from schemas.events import (
 from schemas.records import (
     HEADER_FIELD,
     Approval,
+    ApprovalRecord,
+    BucketRecord,
     CallCounter,
     CreateKeyRecord,
     Dispatch,
     Header,
     KeyRecord,
     StepRecord,
+    approval_field,
+    bucket_field,
     counter_field,
     dispatch_field,
     encode_record,
@@ -107,6 +118,31 @@ CONTROL: dict[str, AnyControlEntry] = {
     "agent_described.empty": AgentDescribed(
         **_CONTROL, **_AGENT, description=None, input_schema=Raw(b"null"), output_schema=Raw(b"null")
     ),
+    "tenant_put": TenantPut(
+        **_CONTROL,
+        tenant="acme",
+        quotas=Quotas(
+            requests_per_second=100, creates_per_second=10, live_executions=500, bytes_per_day=10**12, log_bytes=10**13
+        ),
+        settings=TenantSettings(no_policy="deny", retention_seconds=86_400),
+    ),
+    "tenant_put.empty": TenantPut(**_CONTROL, tenant="acme", quotas=Quotas(), settings=TenantSettings()),
+    "tenant_put.absent": TenantPut(**_CONTROL, tenant="acme"),
+    "key_created": KeyCreated(
+        **_CONTROL,
+        tenant="acme",
+        key_id=EXECUTION,
+        name="nightly é",
+        scopes=("executions:read", "tenant:admin"),
+        hash=bytes(range(32)),
+        expires_at=AT + 1,
+    ),
+    "key_created.lasting": KeyCreated(
+        **_CONTROL, tenant="acme", key_id=EXECUTION, name="ops", scopes=("operator",), hash=bytes(range(32))
+    ),
+    "key_revoked": KeyRevoked(**_CONTROL, tenant="acme", key_id=EXECUTION),
+    "policy_set": PolicySet(**_CONTROL, **_AGENT, bundle="default_action: deny\nrules: []  # é\n"),
+    "policy_set.removed": PolicySet(**_CONTROL, **_AGENT, bundle=""),
 }
 
 ANSWERS: dict[str, AnyAnswer] = {
@@ -128,6 +164,7 @@ ANSWERS: dict[str, AnyAnswer] = {
     "claimed": Claimed(claimed_by="dispatcher0001.a1b2c3d4"),
     "refusal": Refusal("conflict", "the step is not executing"),
     "refusal.detailed": Refusal("execution_terminal", "the execution has ended", "status", "failed"),
+    "decided_before": DecidedBefore("denied", "boss", AT),
     "ignored": Ignored(),
 }
 
@@ -208,6 +245,8 @@ HEADER = Header(
     last_seq=12,
     chain=bytes(range(32)),
     halted="the entry cannot be decoded",
+    is_lease_over=True,
+    awaited=(STEP,),
 )
 RECORDS: dict[str, Any] = {
     "header": HEADER,
@@ -233,6 +272,23 @@ RECORDS: dict[str, Any] = {
     ),
     "counter": CallCounter(claims=2, uses=3, is_indeterminate=True),
     "key": KeyRecord(request=DIGEST, claims=2, answer=ANSWERS["decided.proceed"]),
+    "approval": ApprovalRecord(
+        approval_id=APPROVAL,
+        step_id=STEP,
+        target="rm",
+        rule_id="ask-first",
+        status="denied",
+        approvers=("boss", "deputy"),
+        message="sure?",
+        separate_requester=True,
+        created_at=AT,
+        timeout_at=AT + 1,
+        decided_by="boss",
+        asserted_by="api",
+        rationale="not on a Friday",
+        decided_at=AT + 2,
+    ),
+    "bucket": BucketRecord(parts=12, at=AT),
     "create_key": CreateKeyRecord(request=DIGEST, execution_id=EXECUTION),
 }
 FIELDS: dict[str, bytes] = {
@@ -241,6 +297,8 @@ FIELDS: dict[str, bytes] = {
     "order": order_field(12),
     "counter": counter_field(DIGEST),
     "key": key_field(DIGEST),
+    "approval": approval_field(APPROVAL),
+    "bucket": bucket_field(DIGEST),
     "event": event_field(12),
     "dispatch": dispatch_field(DISPATCH),
     "entry": entry_field(12),
@@ -291,11 +349,17 @@ def _view_keys() -> dict[str, str]:
         "list": keys.list_key(3, "default"),
         "list.agent.status": keys.list_key(3, "default", agent_id=AGENT, status="running"),
         "live": keys.live_key(3, "default", AGENT),
+        "approvals": keys.approvals_key(3, "default"),
+        "approvals.status": keys.approvals_key(3, "default", status="pending"),
+        "approvals.agent.status": keys.approvals_key(3, "default", status="pending", agent_id=AGENT),
+        "approvals.execution.status": keys.approvals_key(3, "default", status="pending", execution_id=EXECUTION),
+        "approvals.member": keys.approval_member(APPROVAL, EXECUTION, AGENT),
         "create_keys": keys.create_keys_key(3, "default"),
         "directory": keys.directory_key(3, EXECUTION),
         "directory.value": keys.directory_value("default", AGENT),
         "answers": keys.answers_key(3, 7),
         "due.member": keys.due_member("lease", keys.place("default", EXECUTION, AGENT)),
+        "due.approval": keys.due_member("approval", keys.place("default", EXECUTION, AGENT)),
         **{f"shard.{name}": getattr(shard, name) for name in ("owner", "watermark", "dirty", "floor", "due", "leases")},
     }
 

@@ -10,12 +10,13 @@ from msgspec import Raw
 from kernel.domain.fold import Position, park
 from schemas.answers import Decided
 from schemas.bodies import INLINE_BYTES_MAX, Usage
-from schemas.entries import HeartbeatReceived, Lease, Verdict, encode_entry
+from schemas.entries import ApprovalTerms, HeartbeatReceived, Lease, RateTerms, Verdict, encode_entry
 from schemas.records import CreateKeyRecord
 from tests.golden.files import FrozenEntry
 from tests.support.folding import LIMITS, SECOND, ListLog, error_of, request_key, result_of, uuid_number
 
 UNKNOWN_STEP = "0" * 64
+UNKNOWN_APPROVAL = uuid_number(998)
 
 
 class _Execution(ListLog):
@@ -202,6 +203,111 @@ def halted_and_released(shard: _Shard) -> None:
     nothing.append(HeartbeatReceived(**nothing.stamp(), lease=Lease(nothing.dispatch_id, 1)))
 
 
+def story_approvals() -> list[FrozenEntry]:
+    """What policy may ask for: approvals granted, denied, expired and overtaken, rate limits, a token budget."""
+    shard = _Shard()
+    decided(shard)
+    overtaken(shard)
+    held_back(shard)
+    limited(shard)
+    return shard.frozen()
+
+
+def decided(shard: _Shard) -> None:
+    """One execution that is asked about three times; whoever comes second learns who was first."""
+    log = shard.execution("acme")
+    log.start()
+    parallel = log.submitted("read")
+    terms = ApprovalTerms(approvers=("boss", "deputy"), timeout_ms=60_000, message="sure?")
+    log.ask("rm", "/srv", terms=terms, key="asked")
+    log.ask("rm", "/srv", terms=terms, key="asked")
+    log.submit("other")
+    log.complete_step(parallel, "page")
+    log.heartbeat()
+    log.decide("granted", by="clerk")
+    asked = log.live_header.approval.approval_id
+    log.decide("granted", by="deputy", rationale="fine", key="decision")
+    log.decide("granted", by="deputy", rationale="fine", key="decision", approval_id=asked)
+    log.decide("denied", approval_id=asked)
+    log.decide("denied", approval_id=UNKNOWN_APPROVAL)
+    log.claim()
+    log.submit("read")
+    log.submit("rm", "/srv")
+    log.ask("pay", 7, terms=ApprovalTerms(separate_requester=True))
+    log.decide("granted", by="api")
+    log.decide("denied", by="deputy", asserted_by="api", rationale="not on a Friday")
+    log.claim()
+    log.ask("pay", 7)
+    log.ask("pay", 8)
+    log.later(60)
+    log.expire_approval()
+    log.expire_approval(asked)
+    log.claim()
+    log.ask("pay", 8)
+    log.complete("done")
+
+
+def overtaken(shard: _Shard) -> None:
+    """A cancel comes before the decision."""
+    log = shard.execution()
+    log.start()
+    log.submit("read")
+    log.ask()
+    asked = log.live_header.approval.approval_id
+    log.cancel()
+    log.decide("granted", approval_id=asked)
+    log.expire_approval(asked)
+
+
+def held_back(shard: _Shard) -> None:
+    """What runs at most once holds the resumed dispatch back until it has ended, or its lease has."""
+    first = shard.execution()
+    first.start()
+    charged = first.submitted("charge", idempotency="at_most_once")
+    first.ask()
+    first.decide("granted")
+    first.claim()
+    first.complete_step(charged, 1)
+    first.claim()
+    second = shard.execution()
+    second.start()
+    second.submit("charge", idempotency="at_most_once")
+    second.ask()
+    second.decide("granted")
+    second.expire()
+    second.claim()
+    second.submit("charge", idempotency="at_most_once")
+    third = shard.execution()
+    third.start()
+    third.ask()
+    third.expire()
+    third.decide("denied")
+    third.claim()
+
+
+def limited(shard: _Shard) -> None:
+    """A bucket of two, one that the door asked, and a budget."""
+    log = shard.execution()
+    log.start()
+    slow = Verdict(decision="allow", rule_id="slow", policy_version=3, rate_limit=RateTerms(2, 1000))
+    for number in range(3):
+        log.submit("search", number, verdict=slow)
+    log.later(0.5)
+    log.submit("search", 2, verdict=slow)
+    shared = RateTerms(1, 1000, per="global")
+    log.submit(
+        "search",
+        3,
+        verdict=Verdict(
+            decision="allow", rule_id="shared", policy_version=3, rate_limit=shared, limited="rate_limit_exceeded"
+        ),
+    )
+    frugal = Verdict(decision="allow", rule_id="frugal", policy_version=3, token_budget_max=10)
+    model = log.submitted("gpt", 1, kind="llm_call", verdict=frugal)
+    log.complete_step(model, "text", usage=Usage(4, 6, 10))
+    log.submit("gpt", 2, kind="llm_call", verdict=frugal)
+
+
 def named_claims() -> list[FrozenEntry]:
     """Claims that are answered by name: one of two that ask for an attempt, its repeat, and the next attempt."""
     shard = _Shard()
@@ -220,4 +326,8 @@ def named_claims() -> list[FrozenEntry]:
     return shard.frozen()
 
 
-STORIES: dict[str, Callable[[], list[FrozenEntry]]] = {"log_v1": story_v1, "log_named_claims": named_claims}
+STORIES: dict[str, Callable[[], list[FrozenEntry]]] = {
+    "log_v1": story_v1,
+    "log_named_claims": named_claims,
+    "log_v1_approvals": story_approvals,
+}

@@ -10,7 +10,15 @@ from schemas.answers import AnyAnswer, DecisionWord, decode_answer
 from schemas.control import AnyControlEntry, decode_control
 from schemas.entries import AnyEntry, decode_entry, is_known_version
 from schemas.events import EventType, decode_event
-from schemas.records import decode_counter, decode_create_key, decode_header, decode_key, decode_step
+from schemas.records import (
+    decode_approval,
+    decode_bucket,
+    decode_counter,
+    decode_create_key,
+    decode_header,
+    decode_key,
+    decode_step,
+)
 from tests.golden import samples
 from tests.golden.entries import ENTRIES
 from tests.golden.files import FOLDER, read_lines
@@ -20,6 +28,8 @@ RECORD_DECODERS = {
     "step": decode_step,
     "counter": decode_counter,
     "key": decode_key,
+    "approval": decode_approval,
+    "bucket": decode_bucket,
     "create_key": decode_create_key,
 }
 
@@ -75,7 +85,7 @@ def test_every_entry_answer_and_event_is_pinned() -> None:
 def test_every_member_of_every_entry_is_pinned_with_a_value_of_its_own() -> None:
     whole = {name: msgspec.json.decode(text) for name, text in pinned("entries_v1.txt").items() if "." not in name}
     system = {"dispatch_claimed", "dispatch_delivered", "dispatch_failed", "lease_expired"}
-    system |= {"deadline_passed", "agent_missing", "execution_released"}
+    system |= {"deadline_passed", "agent_missing", "approval_expired", "execution_released"}
     for entry_type in get_args(AnyEntry):
         name = entry_type.__struct_config__.tag
         absent = {member for member, value in whole[name].items() if value in (None, [], "")}

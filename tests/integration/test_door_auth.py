@@ -92,7 +92,13 @@ async def test_the_scheme_is_read_in_any_case(rig: Rig, scheme: str) -> None:
 @pytest.mark.parametrize("route", BEARER_ROUTES, ids=lambda route: route.operation)
 async def test_a_signature_opens_no_bearer_route(rig: Rig, route: Route) -> None:
     run = await rig.started()
-    target = route.path.format_map({"execution_id": run.execution_id, "agent_id": "agent"})
+    names = {
+        "execution_id": run.execution_id,
+        "agent_id": "agent",
+        "approval_id": run.execution_id,
+        "key_id": run.execution_id,
+    }
+    target = route.path.format_map(names)
     unauthorized(await run.send(route.method, target, b"{}"))
 
 

@@ -12,7 +12,8 @@ from nats.aio.client import Client
 from redis.asyncio import Redis
 
 from kernel.door.routes import ROUTES, Route
-from tests.support.door import API_KEY, Rig, Run, rig_on_servers
+from tests.support.approvals import ask
+from tests.support.door import API_KEY, OPERATOR_KEY, Rig, Run, rig_on_servers
 
 BODY_BYTES_MAX = 4096
 UNKNOWN_ID = "0199aaaa-0000-7000-8000-0000000000ff"
@@ -28,11 +29,17 @@ BODIES: dict[str, Any] = {
     "fail_execution": {"error": "x"},
     "register_agent": {"id": "agent", "webhook_url": "http://8.8.8.8/", "secret": "s" * 16},
     "describe_agent": {"description": "d"},
+    "load_policy": {"bundle": "default_action: deny"},
+    "create_key": {"name": "ci", "scopes": ["audit:read"]},
+    "put_tenant": {"id": "acme"},
 }
 GUARDED = [route for route in ROUTES if route.is_built and route.access != "open" and route.operation != "metrics"]
-LISTS = frozenset({"list_executions", "list_events", "list_steps", "list_agents"})
-ENDED_ANSWERS = frozenset({"cancel_execution", "complete_execution", "fail_execution", "heartbeat"})
-"""Routes that refuse once the execution has ended; the others answer 200 then."""
+LISTS = frozenset(
+    {"list_executions", "list_events", "list_steps", "list_agents", "list_approvals", "list_keys", "list_tenants"}
+)
+DECISIONS = frozenset({"grant_approval", "deny_approval"})
+ENDED_ANSWERS = DECISIONS | {"cancel_execution", "complete_execution", "fail_execution", "heartbeat"}
+"""Routes that refuse once the execution, and its approval, has ended; the others answer 200 then."""
 
 
 @pytest_asyncio.fixture
@@ -45,7 +52,11 @@ def faults_of(route: Route) -> list[str]:
     """Return the faults that a request to this route can have, in the order of their checks."""
     found = ["too_large", "unauthorized"]
     has_something_to_check = (
-        route.operation in LISTS | BODIES.keys() or route.is_leased or "{execution_id}" in route.path
+        route.operation in LISTS | BODIES.keys()
+        or route.is_leased
+        or "{execution_id}" in route.path
+        or "{approval_id}" in route.path
+        or "{key_id}" in route.path
     )
     if has_something_to_check:
         found.append("invalid")
@@ -64,6 +75,12 @@ class Requests:
         self.live = live
         self.ended = ended
         self.step_id = step_id
+        self.approvals: dict[str, str] = {}
+        """By execution, where the route needs one."""
+
+    async def ask(self) -> None:
+        for run in (self.live, self.ended):
+            self.approvals[run.execution_id] = (await ask(run)).approval_id
 
     async def send(self, route: Route, faults: set[str]) -> httpx.Response:
         run = self.ended if "ended" in faults else self.live
@@ -80,12 +97,16 @@ class Requests:
     def target(self, route: Route, run: Run, faults: set[str]) -> str:
         execution_id = UNKNOWN_ID if "unknown" in faults else run.execution_id
         agent_id = "nobody" if "unknown" in faults else "agent"
-        path = route.path.format_map({"execution_id": execution_id, "step_id": self.step_id, "agent_id": agent_id})
+        approval_id = self.approvals.get(execution_id, UNKNOWN_ID)
+        names = {"execution_id": execution_id, "step_id": self.step_id, "agent_id": agent_id}
+        path = route.path.format_map(names | {"approval_id": approval_id, "key_id": execution_id})
         if "invalid" not in faults:
             return path
         if route.operation in LISTS:
             return f"{path}?limit=0"
-        return path.replace(execution_id, "no-uuid") if not route.is_leased else path
+        if route.is_leased:
+            return path
+        return path.replace(execution_id, "no-uuid").replace(approval_id, "no-uuid")
 
     def body(self, route: Route, faults: set[str]) -> bytes:
         if "too_large" in faults:
@@ -101,7 +122,8 @@ class Requests:
 
     def credential(self, route: Route, run: Run, target: str, body: bytes, *, is_good: bool) -> dict[str, str]:
         if route.access != "agent":
-            return {"authorization": f"Bearer {API_KEY if is_good else 'wrong'}"}
+            key = OPERATOR_KEY if route.scopes == ("operator",) else API_KEY
+            return {"authorization": f"Bearer {key if is_good else 'wrong'}"}
         headers = run.headers(route.method, target, body)
         return headers if is_good else headers | {"rebuno-signature": "v1=" + "0" * 64}
 
@@ -111,8 +133,10 @@ async def test_the_fault_that_is_checked_first_is_answered(rig: Rig, route: Rout
     await rig.register()
     live, ended = await rig.started(), await rig.started()
     step_id = await live.proceed()
-    assert (await ended.complete()).status_code == 204
     requests = Requests(rig, live, ended, step_id)
+    if "{approval_id}" in route.path:
+        await requests.ask()
+    assert (await ended.complete()).status_code == 204
     faults = faults_of(route)
     for fault in faults:
         response = await requests.send(route, {fault})

@@ -7,6 +7,8 @@
   no test fails, a test is missing: write it first, where others would look for it.
 """
 
+from tests.mutants.approvals import OF_APPROVALS
+from tests.mutants.control import OF_CONTROL
 from tests.mutants.dispatcher import OF_THE_DISPATCHER
 from tests.mutants.door import OF_THE_DOOR
 from tests.mutants.fold import OF_THE_FOLD
@@ -22,7 +24,9 @@ MUTANTS: tuple[Mutant, ...] = (
     *OF_THE_PROJECTOR,
     *OF_THE_VIEW,
     *OF_THE_DOOR,
+    *OF_CONTROL,
     *OF_THE_DISPATCHER,
+    *OF_APPROVALS,
     *OF_THE_LOG,
     *OF_VALUES,
     *OF_POLICY,

@@ -8,9 +8,11 @@ _KEYS = "kernel/domain/fold/keys.py"
 _DISPATCHES = "kernel/domain/fold/dispatches.py"
 _ENDINGS = "kernel/domain/fold/endings.py"
 _EXECUTIONS = "kernel/domain/fold/executions.py"
+_APPROVALS = "kernel/domain/fold/approvals.py"
 
 _UNIT = "tests/unit/fold/"
 _SUBMIT = _UNIT + "test_fold_submit.py::"
+_APPROVED = _UNIT + "test_fold_approvals.py::"
 _OUTCOMES = _UNIT + "test_fold_outcomes.py::"
 _DISPATCH = _UNIT + "test_fold_dispatch.py::"
 _ENDS = _UNIT + "test_fold_executions.py::"
@@ -102,9 +104,51 @@ OF_THE_FOLD = (
         name="a refused request keeps what was applied before its refusal",
         promise="D8",
         file=_FOLD,
-        old="if isinstance(answer, Refusal | Ignored):",
-        new="if isinstance(answer, Ignored):",
+        old="if isinstance(answer, Refusal | DecidedBefore | Ignored):",
+        new="if isinstance(answer, DecidedBefore | Ignored):",
         tests=(_SUBMIT + "test_one_bad_item_of_settle_applies_nothing_at_all",),
+    ),
+    Mutant(
+        name="a second decision is taken",
+        promise="G4",
+        file=_APPROVALS,
+        old='if approval.status != "pending":\n        return',
+        new="if False:\n        return",
+        tests=(_APPROVED + "test_the_first_decision_in_the_log_wins_and_the_loser_learns_which",),
+    ),
+    Mutant(
+        name="anybody may approve",
+        promise="G7",
+        file=_APPROVALS,
+        old="if approval.approvers and entry.decided_by not in approval.approvers:",
+        new="if False:",
+        tests=(_APPROVED + "test_only_an_approver_decides_by_the_exact_name",),
+    ),
+    Mutant(
+        name="who created an execution approves its step",
+        promise="G7",
+        file=_APPROVALS,
+        old="if approval.separate_requester and entry.principal",
+        new="if approval.separate_requester and entry.decided_by",
+        tests=(_APPROVED + "test_who_created_the_execution_may_not_decide_where_the_rule_separates_the_two",),
+    ),
+    Mutant(
+        name="a resumed dispatch orphans what runs at most once",
+        promise="G1",
+        file=_APPROVALS,
+        old='step.status == "executing" and step.idempotency == "at_most_once"',
+        new="False",
+        tests=(_APPROVED + "TestStragglers::test_it_is_due_when_the_step_has_ended",),
+    ),
+    Mutant(
+        name="a refused call costs a token",
+        promise="G7",
+        file="kernel/domain/fold/rates.py",
+        old="    if held < window:\n        return OVER\n",
+        new="    if held < window:\n        held += 0\n",
+        tests=(
+            _UNIT + "test_fold_rates.py::test_a_full_bucket_lets_in_as_many_as_it_holds_and_a_refusal_leaves_no_trace",
+        ),
     ),
     Mutant(
         name="open steps have no bound",
@@ -118,8 +162,8 @@ OF_THE_FOLD = (
         name="a request key is forgotten",
         promise="D2",
         file=_KEYS,
-        old="    if key is not None:\n        draft.put_key",
-        new="    if False:\n        draft.put_key",
+        old="    if key is not None:\n        claims",
+        new="    if False:\n        claims",
         tests=(_OUTCOMES + "test_a_key_gives_the_first_answer_again_and_changes_nothing",),
     ),
     Mutant(
@@ -248,8 +292,8 @@ OF_THE_FOLD = (
         name="a lease expires although it was renewed since",
         promise="D6",
         file=_DISPATCHES,
-        old="if header.lease != entry.lease or header.renewed_seq != entry.renewed_seq:",
-        new="if header.lease != entry.lease:",
+        old="if header.is_terminal or header.lease != entry.lease or header.renewed_seq != entry.renewed_seq:",
+        new="if header.is_terminal or header.lease != entry.lease:",
         tests=(_DISPATCH + "test_a_renewal_since_makes_an_expiry_void",),
     ),
     Mutant(

@@ -9,11 +9,20 @@ _DOCUMENT = "kernel/domain/policy/document.py"
 _NUMBERS = "kernel/domain/policy/numbers.py"
 _ARGUMENTS = "kernel/domain/policy/arguments.py"
 
+_POLICING = "kernel/door/policing.py"
+_BUCKETS = "kernel/domain/buckets.py"
+_SCRIPT = "kernel/view/bucket.lua"
+_MEMORY = "kernel/view/memory.py"
+
 _OF_TABLE = "tests/unit/policy/test_truth_table.py::"
 _OF_VALUES = "tests/unit/policy/test_values.py::"
 _OF_EVALUATION = "tests/unit/policy/test_evaluation.py::"
 _OF_LOADING = "tests/unit/policy/test_loading.py::"
 _OF_LIMITS = "tests/unit/policy/test_loading_limits.py::"
+_OF_POLICING = "tests/integration/test_door_policing.py::"
+_OF_NAMES = "tests/unit/test_buckets.py::"
+_REDIS = "tests/contract/test_view_contract.py::TestRedisView::"
+_DICTS = "tests/contract/test_view_contract.py::TestMemoryView::"
 
 OF_POLICY = (
     Mutant(
@@ -127,5 +136,93 @@ OF_POLICY = (
         old="tuple(sorted(rules, key=lambda rule: rule.priority))",
         new="tuple(rules)",
         tests=(_OF_EVALUATION + "test_the_lowest_priority_is_tried_first_wherever_it_stands",),
+    ),
+    Mutant(
+        name="an agent without a bundle may do everything on a server",
+        promise="D1",
+        file=_POLICING,
+        old='"allow" if settings.mode == "dev" else "deny"',
+        new='"allow"',
+        tests=(_OF_POLICING + "test_the_newest_bundle_decides_about_new_steps_and_not_about_recorded_ones",),
+    ),
+    Mutant(
+        name="a step that is recorded already costs a token",
+        promise="D1",
+        file=_POLICING,
+        old="answer is not None and answer.is_new and answer.rule_id",
+        new="answer is not None and answer.rule_id",
+        tests=(_OF_POLICING + "test_a_token_that_was_taken_for_a_recorded_step_goes_back",),
+    ),
+    Mutant(
+        name="a step that may have run already costs a token",
+        promise="D1",
+        file=_POLICING,
+        old="answer.is_new and answer.rule_id == token.rule_id",
+        new="answer.is_new",
+        tests=(_OF_POLICING + "test_a_step_that_may_have_run_already_is_denied_before_a_token_is_taken",),
+    ),
+    Mutant(
+        name="a limiter that is away lets through what the rule says it must not",
+        promise="D1",
+        file=_POLICING,
+        old='limited == OVER or terms.on_error == "deny"',
+        new="limited == OVER",
+        tests=(_OF_POLICING + "test_a_limiter_that_is_away_means_what_the_rule_says",),
+    ),
+    Mutant(
+        name="agents share the bucket of a rule that is each agent's",
+        promise="D1",
+        file=_BUCKETS,
+        old='if terms.per == "agent" else',
+        new='if terms.per == "nobody" else',
+        tests=(_OF_NAMES + "test_agents_have_a_bucket_each_and_share_a_global_one",),
+    ),
+    Mutant(
+        name="a bucket may hold more than its record",
+        promise="D1",
+        file=_BUCKETS,
+        old="capacity = min(_PARTS_MAX, terms.max_calls * terms.window_ms * 1000)",
+        new="capacity = terms.max_calls * terms.window_ms * 1000",
+        tests=(_OF_NAMES + "test_what_the_largest_bucket_holds_fits_into_a_record",),
+    ),
+    Mutant(
+        name="tenants share their buckets",
+        promise="G4",
+        file="kernel/view/keys.py",
+        old="{{t:{_checked(tenant)}}}:rate:",
+        new="{{t:all}}:rate:",
+        tests=(_REDIS + "test_a_bucket_belongs_to_its_tenant_and_its_name",),
+    ),
+    Mutant(
+        name="a bucket of Redis fills beyond full",
+        promise="D1",
+        file=_SCRIPT,
+        old="math.min(full, parts + math.max(0, now - at) * calls)",
+        new="parts + math.max(0, now - at) * calls",
+        tests=(_REDIS + "test_a_bucket_that_is_used_now_and_then_never_holds_more_than_it_may",),
+    ),
+    Mutant(
+        name="a bucket of Redis is forgotten before it is full",
+        promise="D1",
+        file=_SCRIPT,
+        old="'PX', window)",
+        new="'PX', math.ceil(window / calls))",
+        tests=(_REDIS + "test_what_flows_back_between_two_refusals_adds_up",),
+    ),
+    Mutant(
+        name="a refusal starts the refill of a bucket anew",
+        promise="D1",
+        file=_SCRIPT,
+        old="if held < 0 then\n",
+        new="if held < 0 then\n  redis.call('SET', KEYS[1], string.format('0/%.0f', now), 'PX', window)\n",
+        tests=(_REDIS + "test_what_flows_back_between_two_refusals_adds_up",),
+    ),
+    Mutant(
+        name="a bucket in memory fills beyond full while it is used",
+        promise="D1",
+        file=_MEMORY,
+        old="min(full, parts + (now - at) * max_calls) - taken",
+        new="parts + (now - at) * max_calls - taken",
+        tests=(_DICTS + "test_a_bucket_that_is_used_now_and_then_never_holds_more_than_it_may",),
     ),
 )

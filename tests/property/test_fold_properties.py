@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kernel.domain.identity import step_id
-from schemas.answers import Decided, Recorded, Refusal
-from schemas.entries import Lease
+from schemas.answers import Decided, Done, Recorded, Refusal
+from schemas.entries import Lease, RateTerms, Verdict
 from schemas.events import TERMINAL_EXECUTION, TERMINAL_STEP
 from schemas.records import Header
-from tests.support.folding import DISPATCH, EXECUTION, ListLog, hash_of, result_of
+from tests.support.folding import EXECUTION, ListLog, hash_of, result_of
 
 CALLS = st.sampled_from([("tool", 1), ("tool", 2), ("pay", 1)])
 MODES = st.sampled_from(["safe_to_retry", "at_most_once"])
@@ -22,6 +22,11 @@ ENDS = {"step.succeeded": "succeeded", "step.failed": "failed", "step.denied": "
 STALENESS = st.sampled_from([0, 0, 0, 0, 0, 0, -1, 1])
 """How far the attempt that an agent holds is from the current one."""
 PICKS = st.integers(0, 40)
+
+
+CLOSING = ("approval.expired", "step.denied", "step.cancelled", "dispatch.discarded")
+"""What may follow the end of an execution, in the same transition."""
+APPROVAL_ENDS = ("approval.granted", "approval.denied", "approval.expired")
 
 
 class Interleavings(RuleBasedStateMachine):
@@ -38,7 +43,7 @@ class Interleavings(RuleBasedStateMachine):
         self.known: list[str] = []
 
     def lease(self, staleness: int) -> Lease:
-        return Lease(DISPATCH, self.log.lease.attempt + staleness)
+        return Lease(self.log.lease.dispatch_id, self.log.lease.attempt + staleness)
 
     def step(self, pick: int) -> str | None:
         return self.known[pick % len(self.known)] if self.known else None
@@ -129,6 +134,52 @@ class Interleavings(RuleBasedStateMachine):
             lease = self.lease(staleness)
             self.log.complete("out", lease=lease) if is_success else self.log.fail(lease=lease)
 
+    # ------------------------------------------------------------ what policy and people do
+
+    @rule(staleness=STALENESS, call=CALLS, mode=MODES, key=st.sampled_from(["", "", "asked"]))
+    def ask(self, staleness: int, call: tuple[str, int], mode: str, key: str) -> None:
+        before = self.log.live_header
+        answer = self.log.ask(*call, lease=self.lease(staleness), idempotency=mode, key=key)
+        if isinstance(answer, Refusal):
+            self.assert_no_trace(before)
+            return
+        if answer.decision == "execution_blocked":
+            assert before.status == "blocked"
+        if answer.step_id and not answer.is_replayed:
+            self.assert_occurrence(answer, call)
+            if answer.step_id not in self.known:
+                self.known.append(answer.step_id)
+
+    @rule(staleness=STALENESS, call=CALLS, max_calls=st.integers(1, 3))
+    def submit_limited(self, staleness: int, call: tuple[str, int], max_calls: int) -> None:
+        before, counted = self.log.live_header, len(self.log.records.steps)
+        terms = RateTerms(max_calls=max_calls, window_ms=60_000)
+        verdict = Verdict(decision="allow", rule_id="slow", policy_version=1, rate_limit=terms)
+        answer = self.log.submit(*call, lease=self.lease(staleness), verdict=verdict)
+        if isinstance(answer, Refusal):
+            self.assert_no_trace(before)
+            return
+        if answer.decision == "rate_limited":
+            assert len(self.log.records.steps) == counted
+        if answer.step_id:
+            self.assert_occurrence(answer, call)
+            if answer.step_id not in self.known:
+                self.known.append(answer.step_id)
+
+    @rule(decision=st.sampled_from(["granted", "denied"]), key=st.sampled_from(["", "d"]))
+    def decide(self, decision: str, key: str) -> None:
+        before = self.log.live_header
+        answer = self.log.decide(decision, key=key)
+        if answer == Done():
+            assert before.status == "blocked"
+            assert self.log.live_header.status == "running"
+        else:
+            self.assert_no_trace(before)
+
+    @rule()
+    def expire_approval(self) -> None:
+        self.log.expire_approval()
+
     @rule(luck=st.integers(0, 39))
     def cancel(self, luck: int) -> None:
         if luck == 0:
@@ -195,14 +246,33 @@ class Interleavings(RuleBasedStateMachine):
         ended: dict[str, str] = {}
         is_over = False
         for event in self.log.events:
-            assert not is_over or event.type in ("step.cancelled", "dispatch.discarded")
+            assert not is_over or event.type in CLOSING
             is_over = is_over or event.type.removeprefix("execution.") in TERMINAL_EXECUTION
             if event.type in ENDS:
                 assert event.payload.step_id not in ended, "G4: a step ended twice"
                 ended[event.payload.step_id] = ENDS[event.type]
         steps = self.log.records.steps.values()
         assert ended == {step.step_id: step.status for step in steps if step.status in TERMINAL_STEP}
-        assert self.log.live_header.dispatch.dispatch_id == DISPATCH
+
+    @invariant()
+    def a_block_is_a_pending_approval(self) -> None:
+        header, records = self.log.live_header, self.log.records
+        pending = [each.approval_id for each in records.approvals.values() if each.status == "pending"]
+        named = [] if header.approval is None else [header.approval.approval_id]
+        assert pending == named
+        assert bool(pending) == (header.status == "blocked")
+        waiting = [step.step_id for step in records.steps.values() if step.status == "awaiting_approval"]
+        assert waiting == ([] if header.approval is None else [header.approval.step_id])
+        ends = [event.payload.approval_id for event in self.log.events if event.type in APPROVAL_ENDS]
+        assert len(ends) == len(set(ends)), "an approval ended twice"
+        assert set(ends) == records.approvals.keys() - pending
+
+    @invariant()
+    def a_resumed_dispatch_orphans_nothing_that_runs_once(self) -> None:
+        header, steps = self.log.live_header, self.log.records.steps
+        assert (header.dispatch.state == "held") == bool(header.awaited)
+        awaited = [steps[awaited] for awaited in header.awaited]
+        assert all(step.status == "executing" and step.idempotency == "at_most_once" for step in awaited)
 
     def teardown(self) -> None:
         """Folding the same entries again gives the same everything."""
@@ -214,6 +284,8 @@ class Interleavings(RuleBasedStateMachine):
         assert again.records.steps == self.log.records.steps
         assert again.records.keys == self.log.records.keys
         assert again.records.counters == self.log.records.counters
+        assert again.records.approvals == self.log.records.approvals
+        assert again.records.buckets == self.log.records.buckets
 
 
 Interleavings.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)

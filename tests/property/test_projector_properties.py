@@ -1,10 +1,11 @@
 """Loading, batching and forgetting change nothing: the view holds what folding a plain list gives."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
-from kernel.ports import Batch, Ownership, Watermark
+from kernel.ports import ApprovalQuery, Batch, ExecutionChange, Ownership, Watermark
 from kernel.view.memory import MemoryView
 from schemas.events import decode_event
 from schemas.records import (
@@ -32,6 +33,7 @@ async def project(world: World, view: MemoryView, ownership: Ownership, watermar
     """Fold the world's log in batches of random size, now and then with an empty memory."""
     messages = [world.message(log, index) for log, index in world.order]
     memory = ShardMemory(executions_max=2)
+    listed: dict[str, str] = {}
     done = 0
     while done < len(messages):
         chunk = messages[done : done + world.rng.randint(1, 40)]
@@ -49,11 +51,21 @@ async def project(world: World, view: MemoryView, ownership: Ownership, watermar
             is_rebuilding=False,
         )
         await view.apply(ownership, batch)
+        list_approvals(listed, folded.changes)
         watermark = reached
         memory.settle(change.after.execution_id for change in folded.changes)
         done += folded.count
         if world.rng.random() < 0.3:
             memory = ShardMemory(executions_max=2)
+    asked = [approval for log in world.logs for approval in log.records.approvals.values()]
+    assert listed == {approval.approval_id: approval.status for approval in asked}
+
+
+def list_approvals(listed: dict[str, str], changes: Sequence[ExecutionChange]) -> None:
+    """Move approvals between lists as a view does, which takes them from where the change says they are."""
+    for approval in (approval for change in changes for approval in change.approvals):
+        assert listed.get(approval.after.approval_id) == approval.before
+        listed[approval.after.approval_id] = approval.after.status
 
 
 async def assert_view_equals(log: ListLog, view: MemoryView) -> None:
@@ -85,6 +97,9 @@ async def assert_view_equals(log: ListLog, view: MemoryView) -> None:
     assert [decode_event(raw) for raw in take(header.event_count)] == log.events
     sequences = [position.seq for _, position in log.entries]
     assert [int(raw) for raw in take(header.entry_count)] == sequences
+    listed = await view.approvals(0, "default", ApprovalQuery(execution_id=header.execution_id, limit=ENTRIES))
+    by_id = sorted(records.approvals.values(), key=lambda approval: approval.approval_id)
+    assert [each.record for each in listed.value] == by_id
 
 
 @pytest.mark.parametrize("run", range(8))

@@ -46,6 +46,18 @@ class Step(msgspec.Struct, frozen=True):
     error: Any
 
 
+class Approval(msgspec.Struct, frozen=True):
+    """An approval as the client's model shows it."""
+
+    id: str
+    step_id: str
+    execution_id: str
+    status: str
+    message: str
+    decided_by: str
+    rationale: str
+
+
 class Event(msgspec.Struct, frozen=True):
     """An event as the client's model shows it."""
 
@@ -122,6 +134,16 @@ class Caller:
 
     def cancel(self, execution_id: str) -> None:
         self._call(type(None), "cancel", execution_id)
+
+    def approvals(self) -> list[Approval]:
+        """Those that wait for a decision, of every execution."""
+        return self._call(list[Approval], "list_approvals")
+
+    def approval(self, approval_id: str) -> Approval:
+        return self._call(Approval, "get_approval", approval_id)
+
+    def deny(self, approval_id: str, *, decided_by: str, rationale: str) -> None:
+        self._call(type(None), "deny_approval", approval_id, decided_by=decided_by, rationale=rationale)
 
     def events(self, execution_id: str) -> list[Event]:
         """Every event so far, page by page as a caller of this client has to do it."""

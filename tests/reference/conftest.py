@@ -9,6 +9,7 @@ from typing import TypeVar
 import pytest
 
 from tests.reference.deployment import RELEASES, Deployment, Kernel, Release
+from tests.reference.governance import Governed, run_governed
 from tests.reference.runs import (
     Cancelled,
     Interrupted,
@@ -36,6 +37,7 @@ RUNS: dict[str, Run[object]] = {
     "interrupted": run_interrupted,
     "superseded": run_superseded,
     "cancelled": run_cancelled,
+    "governed": run_governed,
 }
 
 
@@ -129,6 +131,11 @@ def superseded(background: Background, release: Release) -> Superseded:
 @pytest.fixture
 def cancelled(background: Background, release: Release) -> Cancelled:
     return _outcome(background, "cancelled", release, Cancelled)
+
+
+@pytest.fixture
+def governed(background: Background, release: Release) -> Governed:
+    return _outcome(background, "governed", release, Governed)
 
 
 @pytest.fixture

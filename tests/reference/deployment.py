@@ -177,6 +177,13 @@ class Deployment:
         """The agent as the kernel shows it."""
         return self._admin.get(f"/v0/agents/{agent_id}").raise_for_status().json()
 
+    def load_policy(self, agent_id: str, bundle: str) -> None:
+        self._admin.post(f"/v0/policies/{agent_id}", json={"bundle": bundle}).raise_for_status()
+
+    def grant(self, approval_id: str) -> None:
+        """As a person would who has no client of ours: one plain request."""
+        self._admin.post(f"/v0/approvals/{approval_id}/grant", json={}).raise_for_status()
+
     def wait(self, condition: Callable[[], Value], description: str, seconds: float = WAIT_SECONDS_MAX) -> Value:
         """`wait_until`, over as soon as a process is missing, with the ends of the logs on the failure."""
 

@@ -26,14 +26,16 @@ from kernel.ports import ControlLog, Log, Outgoing, View, Wakes
 from kernel.settings import Settings
 from kernel.view.memory import MemoryView
 from kernel.view.redis import RedisView
-from schemas.entries import DispatchClaimed, Lease, LeaseExpired, encode_entry
+from schemas.entries import AnyEntry, DispatchClaimed, Lease, LeaseExpired, encode_entry
 from schemas.ids import new_uuid7
 from schemas.records import HEADER_FIELD, Header, decode_header
 from tests.support.wait import wait_until_async
 from workers.projector import Projector
 
 API_KEY = "k" * 24
+OPERATOR_KEY = "o" * 24
 SECRET = "test-secret-of-an-agent"
+KEYS = {"api_key": API_KEY, "operator_key": OPERATOR_KEY}
 WEBHOOK_URL = "http://8.8.8.8/webhook"
 
 _SEALER = Sealer("m" * 32)
@@ -59,9 +61,9 @@ class Rig:
 
     # ------------------------------------------------------------ as a client
 
-    async def call(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """Send with the bearer key."""
-        headers = {"authorization": f"Bearer {API_KEY}"} | options.pop("headers", {})
+    async def call(self, method: str, path: str, *, key: str = API_KEY, **options: Any) -> httpx.Response:
+        """Send with a bearer key."""
+        headers = {"authorization": f"Bearer {key}"} | options.pop("headers", {})
         return await self.client.request(method, path, headers=headers, **options)
 
     async def register(self, agent_id: str = "agent", *, secret: str = SECRET, **members: Any) -> None:
@@ -116,10 +118,14 @@ class Rig:
 
     async def _append(self, execution_id: str, kind: Any, **members: Any) -> None:
         entry = kind(id=new_uuid7(), tenant="default", execution_id=execution_id, at=time.time_ns() // 1000, **members)
+        await self.append(entry)
+
+    async def append(self, entry: AnyEntry) -> None:
+        """Append an entry as it is, past the door."""
         outgoing = Outgoing(
-            shard=shard_of(execution_id, self.settings.shards),
-            tenant="default",
-            execution_id=execution_id,
+            shard=shard_of(entry.execution_id, self.settings.shards),
+            tenant=entry.tenant,
+            execution_id=entry.execution_id,
             entry_id=entry.id,
             payload=encode_entry(entry),
             reply_to="",
@@ -222,7 +228,16 @@ class Run:
 
 def rig_settings(**members: Any) -> Settings:
     """Return server settings that suit a test; the dispatcher's are of no matter here."""
-    return Settings(**{"mode": "server", "shards": 2, "api_key": API_KEY, "budget_seconds": 10.0, **members})
+    return Settings(
+        **{
+            "mode": "server",
+            "no_policy": "allow",
+            "shards": 2,
+            **KEYS,
+            "budget_seconds": 10.0,
+            **members,
+        }
+    )
 
 
 @asynccontextmanager
@@ -246,9 +261,9 @@ async def running(rig: Rig, *, projects: bool = True) -> AsyncIterator[Rig]:
 class MemoryRig(Rig):
     """A rig on memory adapters, whose knobs do what servers may do."""
 
-    def __init__(self, settings: Settings, *, limits: LogLimits | None = None) -> None:
+    def __init__(self, settings: Settings, *, limits: LogLimits | None = None, view: MemoryView | None = None) -> None:
         self.memory_log = MemoryLog(shards=settings.shards, limits=limits)
-        self.memory_view = MemoryView()
+        self.memory_view = view or MemoryView()
         super().__init__(
             settings, log=self.memory_log, control_log=self.memory_log, view=self.memory_view, wakes=MemoryWakes()
         )

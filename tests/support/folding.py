@@ -18,6 +18,9 @@ from schemas.bodies import Usage
 from schemas.entries import (
     AgentMissing,
     AnyEntry,
+    ApprovalDecided,
+    ApprovalExpired,
+    ApprovalTerms,
     DeadlinePassed,
     DispatchClaimed,
     DispatchDelivered,
@@ -40,7 +43,8 @@ from schemas.entries import (
     encode_entry,
 )
 from schemas.ids import uuid7_from
-from schemas.records import CallCounter, CreateKeyRecord, Header, KeyRecord, StepRecord
+from schemas.records import Header
+from tests.support.dict_records import DictRecords
 
 START = 1_760_000_000_000_000
 SECOND = 1_000_000
@@ -84,32 +88,6 @@ def error_of(step_id: str, value: Any) -> Outcome:
     return Outcome(step_id=step_id, error=raw(value))
 
 
-class DictRecords:
-    """Everything the fold ever wrote, by kind."""
-
-    def __init__(self) -> None:
-        self.steps: dict[str, Any] = {}
-        self.counters: dict[bytes, CallCounter] = {}
-        self.keys: dict[bytes, KeyRecord] = {}
-        self.dispatches: set[str] = set()
-        self.create_keys: dict[tuple[str, bytes], CreateKeyRecord] = {}
-
-    def step(self, step_id: str) -> StepRecord | None:
-        return self.steps.get(step_id)
-
-    def counter(self, call_digest: bytes) -> CallCounter | None:
-        return self.counters.get(call_digest)
-
-    def key(self, key_digest: bytes) -> KeyRecord | None:
-        return self.keys.get(key_digest)
-
-    def has_dispatch(self, dispatch_id: str) -> bool:
-        return dispatch_id in self.dispatches
-
-    def create_key(self, tenant: str, key_digest: bytes) -> CreateKeyRecord | None:
-        return self.create_keys.get((tenant, key_digest))
-
-
 class ListLog:
     """One execution's entries in a list; time stands still until told to pass."""
 
@@ -147,6 +125,8 @@ class ListLog:
         self.records.counters.update(folded.counters)
         self.records.keys.update(folded.keys)
         self.records.dispatches.update(folded.dispatches)
+        self.records.approvals.update(folded.approvals)
+        self.records.buckets.update(folded.buckets)
         if folded.create_key is not None:
             digest, record = folded.create_key
             self.records.create_keys[tenant, digest] = record
@@ -257,6 +237,47 @@ class ListLog:
             )
         )
 
+    def ask(
+        self,
+        target: str = "dangerous",
+        args: Any = None,
+        *,
+        approval_id: str = "",
+        terms: ApprovalTerms | None = None,
+        **more: Any,
+    ) -> Any:
+        """Submit a step whose rule wants an approval."""
+        verdict = Verdict(
+            decision="require_approval",
+            rule_id="ask-first",
+            policy_version=3,
+            approval=terms or ApprovalTerms(),
+            approval_id=approval_id or uuid_number(next(self._ids)),
+        )
+        return self.submit(target, args, verdict=verdict, **more)
+
+    def decide(
+        self, decision: Any = "granted", *, by: str = "boss", approval_id: str = "", key: str = "", **more: Any
+    ) -> Any:
+        """Grant or deny the pending approval, or another one."""
+        pending = self.live_header.approval
+        fields: dict[str, Any] = {
+            "approval_id": approval_id or (pending and pending.approval_id) or uuid_number(1),
+            "principal": by,
+            "decided_by": by,
+            "asserted_by": "",
+            "rationale": "",
+            "dispatch_id": uuid_number(next(self._ids)),
+            "key": request_key(key, [decision, more]) if key else None,
+        }
+        return self.append(ApprovalDecided(**self.stamp(), decision=decision, **(fields | more)))
+
+    def expire_approval(self, approval_id: str = "") -> Any:
+        pending = self.live_header.approval
+        name = approval_id or (pending and pending.approval_id) or uuid_number(1)
+        dispatch_id = uuid_number(next(self._ids))
+        return self.append(ApprovalExpired(**self.stamp(is_system=True), approval_id=name, dispatch_id=dispatch_id))
+
     def heartbeat(self, lease: Lease | None = None) -> Any:
         return self.append(HeartbeatReceived(**self.stamp(), lease=lease or self.lease))
 
@@ -342,6 +363,8 @@ class ListLog:
             + len(records.counters)
             + len(records.keys)
             + len(records.dispatches)
+            + len(records.approvals)
+            + len(records.buckets)
             + len(self.events)
             + self.live_header.entry_count
         )

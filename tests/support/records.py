@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping
 
-from kernel.ports import Batch, CreateKey, ExecutionChange, Parked, StoredAnswer, Watermark
+from kernel.ports import ApprovalChange, Batch, CreateKey, ExecutionChange, Parked, StoredAnswer, Watermark
 from schemas.bodies import Body
 from schemas.entries import Lease, Limits
 from schemas.ids import uuid7_from
 from schemas.records import (
     HEADER_FIELD,
+    Approval,
+    ApprovalRecord,
     Dispatch,
     DispatchState,
     Header,
     StepRecord,
+    approval_field,
     encode_record,
     step_field,
 )
@@ -134,11 +137,55 @@ def make_step(number: int = 1, **parts: object) -> StepRecord:
     return StepRecord(**(whole | parts))  # type: ignore[arg-type]  # as above
 
 
+def approval_id(number: int) -> str:
+    return uuid_at(CREATED_AT_MS, 30_000_000 + number)
+
+
+def make_approval(number: int = 1, **parts: object) -> ApprovalRecord:
+    """An approval that nobody has decided. `parts` are fields of ApprovalRecord."""
+    whole: dict[str, object] = {
+        "approval_id": approval_id(number),
+        "step_id": f"{number:064x}",
+        "target": "transfer",
+        "rule_id": "ask-first",
+        "status": "pending",
+        "approvers": ("boss",),
+        "message": "sure?",
+        "separate_requester": False,
+        "created_at": CREATED_AT_US,
+        "timeout_at": CREATED_AT_US + 1,
+    }
+    return ApprovalRecord(**(whole | parts))  # type: ignore[arg-type]  # as above
+
+
+def asking_header(approval: ApprovalRecord, number: int = 1, **parts: object) -> Header:
+    """An execution that waits for an approval."""
+    pending = Approval(approval.approval_id, approval.step_id, approval.timeout_at)
+    retired = make_dispatch("retired", attempt=1)
+    return make_header(
+        number, **{"status": "blocked", "approval": pending, "dispatch": retired, "is_lease_over": True} | parts
+    )
+
+
+def new(approval: ApprovalRecord) -> ApprovalChange:
+    return ApprovalChange(before=None, after=approval)
+
+
+def ended(approval: ApprovalRecord) -> ApprovalChange:
+    return ApprovalChange(before="pending", after=approval)
+
+
 def change(
-    after: Header, *, before: Header | None = None, fields: Mapping[bytes, bytes] | None = None
+    after: Header,
+    *,
+    before: Header | None = None,
+    fields: Mapping[bytes, bytes] | None = None,
+    approvals: tuple[ApprovalChange, ...] = (),
 ) -> ExecutionChange:
-    """The change to a header, with the header's own field among its fields."""
-    return ExecutionChange(before=before, after=after, fields={HEADER_FIELD: encode_record(after)} | dict(fields or {}))
+    """The change to a header and to approvals, with the fields of both among its fields."""
+    own = {HEADER_FIELD: encode_record(after)}
+    own |= {approval_field(each.after.approval_id): encode_record(each.after) for each in approvals}
+    return ExecutionChange(before=before, after=after, fields=own | dict(fields or {}), approvals=approvals)
 
 
 def step_fields(*numbers: int) -> dict[bytes, bytes]:

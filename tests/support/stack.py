@@ -72,6 +72,11 @@ class KernelProcess:
     def send(self, signal_number: signal.Signals) -> None:
         self._running_child().send(signal_number)
 
+    def unset(self, *names: str) -> None:
+        """Let the next start be without these variables."""
+        for name in names:
+            self._environment.pop(name, None)
+
     def pause(self) -> None:
         """SIGSTOP: connections stay open and nothing answers."""
         self.send(signal.SIGSTOP)
@@ -133,6 +138,7 @@ class Stack:
 
     def __init__(self, folder: Path, mode: Literal["server", "dev"], settings: Mapping[str, str]) -> None:
         self.api_key = f"key-{secrets.token_hex(12)}"
+        self.operator_key = f"operator-{secrets.token_hex(12)}"
         self.folder = folder
         self.processes: dict[str, KernelProcess] = {}
         self._mode = mode
@@ -263,10 +269,13 @@ class Stack:
         for server in self._servers.values():
             await server.start()
         ours |= {
+            # Agents without a bundle may do everything, unless a test wants it otherwise.
+            "STEPWELL_NO_POLICY": "allow",
             "STEPWELL_NATS_URL": self.nats.url,
             "STEPWELL_REDIS_URL": self.valkey.url,
             "STEPWELL_MASTER_KEY": secrets.token_hex(16),
             "STEPWELL_API_KEY": self.api_key,
+            "STEPWELL_OPERATOR_KEY": self.operator_key,
             # Agents of tests listen on this machine.
             "STEPWELL_WEBHOOK_ALLOW_NETWORKS": "127.0.0.0/8,::1/128",
         }

@@ -5,12 +5,13 @@ import random
 
 from kernel.domain.framing import checksum
 from kernel.ports import LogMessage, Outgoing
-from schemas.entries import Lease, encode_entry
+from schemas.entries import Lease, RateTerms, Verdict, encode_entry
 from schemas.ids import uuid7_from
-from tests.support.folding import DISPATCH, START, ListLog, result_of
+from tests.support.folding import START, ListLog, result_of
 
 EXECUTIONS = 5
 TOOLS = [("tool", 1), ("tool", 2), ("pay", 1)]
+LIMITED = Verdict(decision="allow", rule_id="slow", policy_version=1, rate_limit=RateTerms(max_calls=2, window_ms=2000))
 
 
 class World:
@@ -43,7 +44,7 @@ class World:
 
     def act_under_lease(self, log: ListLog) -> None:
         rng = self.rng
-        lease = Lease(DISPATCH, log.lease.attempt + rng.choice([0, 0, 0, 0, -1, 1]))
+        lease = Lease(log.lease.dispatch_id, log.lease.attempt + rng.choice([0, 0, 0, 0, -1, 1]))
         known = list(log.records.steps) or ["0" * 64]
         call = rng.choice(TOOLS)
         key = rng.choice(["", "", f"{call}", "k"])
@@ -54,6 +55,10 @@ class World:
             *[lambda: log.complete_step(rng.choice(known), rng.randrange(3), lease=lease, key=rng.choice(["", "o"]))]
             * 4,
             lambda: log.fail_step(rng.choice(known), {"message": "no"}, lease=lease),
+            lambda: log.submit(*call, lease=lease, verdict=LIMITED),
+            lambda: log.ask(lease=lease, key=key, idempotency=mode),
+            *[lambda: log.decide(rng.choice(["granted", "denied"]), key=rng.choice(["", "d"]))] * 2,
+            log.expire_approval,
             log.expire,
             *[log.claim] * 2,
             lambda: log.delivered(lease),

@@ -97,6 +97,8 @@ LAYERS = (
     Layer(name="kernel.listener", first_party=_PORTS),
     Layer(name="kernel.manifest", first_party=_ADAPTERS | {"kernel.door"}),
     Layer(name="kernel.process", first_party=_ADAPTERS),
+    # Commands for people, from anywhere: they speak to a door over HTTP as any client does.
+    Layer(name="kernel.commands", first_party=_PURE, third_party=frozenset({"msgspec"})),
     # A dry run of the domain's own policy, without a server.
     Layer(name="kernel.policy_commands", first_party=_PURE, third_party=frozenset()),
     # The mains: here, and only here, everything is put together.

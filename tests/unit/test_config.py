@@ -4,7 +4,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from kernel.config import Loaded, load_settings, require
+from kernel.config import Loaded, load_settings, require, require_key
 from kernel.domain.errors import Misconfigured
 from kernel.settings import Settings
 
@@ -42,6 +42,7 @@ def test_an_empty_variable_counts_as_absent() -> None:
         ("REDIS_URL", "rediss://:word@host:6379/1", "redis_url", "rediss://:word@host:6379/1"),
         ("MASTER_KEY", "sixteen bytes ok", "master_key", "sixteen bytes ok"),
         ("API_KEY", "key-1", "api_key", "key-1"),
+        ("OPERATOR_KEY", "key-2", "operator_key", "key-2"),
         ("LOG_LEVEL", "debug", "log_level", "debug"),
         ("DISPATCH_MAX_ATTEMPTS", "7", "attempts_max", 7),
         ("DISPATCH_LEASE_TIMEOUT", "10s", "lease_seconds", 10.0),
@@ -110,7 +111,7 @@ def test_the_port_flag_changes_the_port_alone() -> None:
         *[("REQUEST_BUDGET", text) for text in ("1s", "31s")],
         *[("DRAIN_TIMEOUT", text) for text in ("31s", "-1")],
         *[("MAX_BODY_BYTES", text) for text in ("33554432", "0", "1e6")],
-        *[("APPROVAL_TIMEOUT", "soon"), ("RETENTION", "1d"), ("NO_POLICY", "deny")],
+        *[("APPROVAL_TIMEOUT", "soon"), ("RETENTION", "1d"), ("NO_POLICY", "perhaps")],
     ],
 )
 def test_a_setting_that_cannot_be_read_stops_the_start_by_name_and_value(name: str, text: str) -> None:
@@ -154,14 +155,11 @@ def test_a_lease_below_45_seconds_warns() -> None:
 
 
 def test_what_is_not_built_yet_is_read_and_said_to_have_no_effect() -> None:
-    assert _loaded(RETENTION="24h", OPERATOR_KEY="k").warnings == (
-        "STEPWELL_RETENTION has no effect yet",
-        "STEPWELL_OPERATOR_KEY has no effect yet",
-    )
+    assert _loaded(RETENTION="24h").warnings == ("STEPWELL_RETENTION has no effect yet",)
 
 
 def test_a_mistyped_name_warns() -> None:
-    assert _loaded(SHARD="4", NATS_STORE="/data", TEST_SEED="1").warnings == (
+    assert _loaded(SHARD="4", NATS_STORE="/data", URL="http://x", TEST_SEED="1").warnings == (
         "STEPWELL_SHARD is no setting and is ignored",
     )
 
@@ -183,7 +181,7 @@ def test_dev_uses_its_own_servers_and_says_so() -> None:
 
 def test_everything_that_is_missing_is_named_at_once() -> None:
     with pytest.raises(Misconfigured) as caught:
-        require(Settings(), "storage", "master_key", "api_key")
+        require(Settings(), "storage", "master_key", "key")
 
     message = str(caught.value)
     for name in ("STEPWELL_NATS_URL", "STEPWELL_REDIS_URL", "STEPWELL_MASTER_KEY", "STEPWELL_API_KEY"):
@@ -197,7 +195,31 @@ def test_only_what_a_role_needs_is_required() -> None:
         require(Settings(nats_url="n"), "storage")
 
 
+def test_a_door_needs_a_key_that_somebody_holds() -> None:
+    with pytest.raises(Misconfigured) as caught:
+        require_key(Settings(), is_in_record=False)
+    for name in ("STEPWELL_API_KEY", "STEPWELL_OPERATOR_KEY", "start again"):
+        assert name in str(caught.value)
+
+    require_key(Settings(), is_in_record=True)
+    require_key(Settings(api_key="k"), is_in_record=False)
+    require_key(Settings(operator_key="k"), is_in_record=False)
+    require_key(Settings(mode="dev"), is_in_record=False)
+
+
+def test_the_record_may_have_the_key_where_nothing_else_is_missing() -> None:
+    require(Settings(nats_url="n", redis_url="r", master_key="m"), "storage", "master_key", "key")
+
+
+def test_one_key_cannot_be_two_principals() -> None:
+    with pytest.raises(Misconfigured, match="give each a key of its own") as caught:
+        _loaded(API_KEY="one-and-the-same", OPERATOR_KEY="one-and-the-same")
+    assert "one-and-the-same" not in str(caught.value)
+
+
 def test_settings_never_show_a_secret() -> None:
-    settings = Settings(master_key="the master key", api_key="the api key", nats_url="nats://a:word@b")
+    settings = Settings(
+        master_key="the master key", api_key="the api key", operator_key="the other", nats_url="nats://a:word@b"
+    )
 
     assert f"{settings}" == repr(settings) == "Settings(mode='server')"

@@ -105,7 +105,7 @@ async def _end(control: Control) -> BaseException | None:
     return (await asyncio.wait_for(asyncio.gather(control.run(), return_exceptions=True), SECONDS))[0]
 
 
-@pytest.mark.parametrize("payload", [b'{"type":"key_created","schema":1}', b'{"type":"shards_set","schema":2}'])
+@pytest.mark.parametrize("payload", [b'{"type":"key_rotated","schema":1}', b'{"type":"shards_set","schema":2}'])
 async def test_an_entry_of_a_later_build_stops_the_following(log: MemoryLog, control: Control, payload: bytes) -> None:
     async with following(control):
         assert control.is_level

@@ -281,7 +281,7 @@ def test_an_entry_is_read_as_it_was_written() -> None:
     "payload",
     [
         b'{"type":"shards_set","schema":2,"id":"e","at":1,"by":"k","shards":8}',
-        b'{"type":"key_created","schema":1,"id":"e","at":1,"by":"k"}',
+        b'{"type":"key_rotated","schema":1,"id":"e","at":1,"by":"k"}',
     ],
 )
 def test_an_entry_of_a_later_build_says_to_upgrade(payload: bytes) -> None:

@@ -29,12 +29,17 @@ from kernel.domain.errors import (
     ViewUnavailable,
 )
 from kernel.door.refusals import error_of, refusal_response
-from schemas.answers import Refusal
+from schemas.answers import DecidedBefore, Refusal
 
-CASES: list[tuple[KernelError, int, str, dict[str, str] | None]] = [
+CASES: list[tuple[KernelError, int, str, dict[str, str | int] | None]] = [
     (Invalid("no"), 400, "validation_error", None),
     (Invalid("no", path="args.x[1]"), 400, "validation_error", {"path": "args.x[1]"}),
-    (BundleInvalid("no", line=3, field="rules[0].id"), 400, "validation_error", {"path": "rules[0].id"}),
+    (
+        BundleInvalid("no", line=3, field="rules[2].then"),
+        400,
+        "validation_error",
+        {"line": 3, "field": "rules[2].then"},
+    ),
     (Unauthorized(), 401, "unauthorized", None),
     (Forbidden(), 403, "forbidden", None),
     (NotFound("execution"), 404, "not_found", None),
@@ -59,7 +64,7 @@ CASES: list[tuple[KernelError, int, str, dict[str, str] | None]] = [
 
 @pytest.mark.parametrize(("error", "status", "code", "details"), CASES)
 def test_an_error_is_answered_in_the_words_of_the_contract(
-    error: KernelError, status: int, code: str, details: dict[str, str] | None
+    error: KernelError, status: int, code: str, details: dict[str, str | int] | None
 ) -> None:
     response = refusal_response(error)
     body = msgspec.json.decode(response.body)
@@ -102,6 +107,15 @@ def test_a_wrong_method_is_told_the_right_ones() -> None:
 def test_unknown_and_foreign_are_the_bytes_of_the_contract() -> None:
     assert refusal_response(NotFound("execution")).body == b'{"code":"not_found","message":"execution not found"}'
     assert refusal_response(NotFound("step")).body == b'{"code":"not_found","message":"step not found"}'
+
+
+def test_who_decides_too_late_is_told_who_decided_and_when() -> None:
+    response = refusal_response(error_of(DecidedBefore("granted", "boss", 1_760_000_000_000_001)))
+    assert response.status == 409
+    assert response.body == (
+        b'{"code":"conflict","message":"the approval is decided already","details":'
+        b'{"status":"granted","decided_by":"boss","decided_at":"2025-10-09T08:53:20.000001Z"}}'
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import UNSET
 
 from kernel.config import load_settings
 from kernel.control.control import Control
 from kernel.control.sealing import Sealer
 from kernel.domain.errors import Misconfigured
+from kernel.domain.policy.limits import BUNDLE_BYTES_MAX
 from kernel.log.memory import MemoryLog
 from kernel.manifest import MANIFEST_BYTES_MAX, ManifestAgent, apply_manifest, read_manifest
 from tests.support.control import following
@@ -96,9 +98,17 @@ async def test_what_is_empty_counts_as_absent(tmp_path: Path, text: str) -> None
 @pytest.mark.parametrize(
     ("member", "reason"),
     [
-        ("policy: 'default_action: allow'", "policy: policies are not built yet"),
-        ("policy: {default_action: allow}", "policy: policies are not built yet"),
-        ("policy_file: a.yaml", "policy_file: policies are not built yet"),
+        ("policy_file: a.yaml", "agent a: policy_file: {folder}/a.yaml cannot be read: No such file or directory"),
+        ("policy_file: ${POLICY}", "the variable POLICY is not set"),
+        ("policy: {rules: [{when: {target: '${TOOL}'}}]}", "the variable TOOL is not set"),
+        ("policy: {rules: 1}", "agent a: policy: line 1: rules: "),
+        (
+            "policy: |\n    default_action: deny\n    rules:\n    - id: 1x\n      then: {decision: maybe}\n",
+            "agent a: policy: line 4: rules[0].then.decision: ",
+        ),
+        ("policy: ' '", "agent a: policy: line 1: the bundle is empty"),
+        ("policy: {since: .nan}", "agent a: policy: has a value that is not JSON"),
+        ("policy: {since: 2001-01-01}", "agent a: policy: has a value that is not JSON"),
         ("policy: ''\n  policy_file: ''", "`policy` and `policy_file` exclude each other"),
         ("color: red", "unknown field `color`"),
         ("secret: once again as long", "line 5: a key stands there twice"),
@@ -114,7 +124,7 @@ async def test_what_is_empty_counts_as_absent(tmp_path: Path, text: str) -> None
     ],
 )
 async def test_a_wrong_member_of_an_agent_fails_the_start(tmp_path: Path, member: str, reason: str) -> None:
-    assert reason in await _refusal(tmp_path, f"agents:\n- {AGENT}\n  {member}\n")
+    assert reason.replace("{folder}", str(tmp_path)) in await _refusal(tmp_path, f"agents:\n- {AGENT}\n  {member}\n")
 
 
 @pytest.mark.parametrize(
@@ -199,6 +209,61 @@ async def test_applying_changes_whatever_differs(change: dict[str, Any]) -> None
         await apply_manifest([msgspec.structs.replace(agent, **change)], control)
 
     assert control.seq == 2
+
+
+@pytest.mark.parametrize(
+    ("member", "bundle"),
+    [
+        ("policy: |\n    default_action: deny\n    rules: []\n", "default_action: deny\nrules: []\n"),
+        ("policy: 'default_action: ${ACTION}'", "default_action: deny"),
+        (
+            "policy: {rules: [{id: on, then: {decision: '${ACTION}'}}]}",
+            '{"rules": [{"id": "on", "then": {"decision": "deny"}}]}',
+        ),
+        ("policy_file: own.yaml", "default_action: allow  # ${NOT_A_VARIABLE}\n"),
+    ],
+)
+async def test_a_policy_is_text_in_place_or_in_a_file_of_its_own(tmp_path: Path, member: str, bundle: str) -> None:
+    (tmp_path / "own.yaml").write_text("default_action: allow  # ${NOT_A_VARIABLE}\n")
+
+    (agent,) = await _read(tmp_path, f"agents:\n- {AGENT}\n  {member}\n", {"ACTION": "deny"})
+
+    assert agent.bundle == bundle
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"rules:\n- id: a\n", "agent a: policy: line 2: rules[0]: "),
+        (b" \n", "is empty"),
+        (b"\xff", "is not text in UTF-8"),
+        (b"#" * (BUNDLE_BYTES_MAX + 1), "is larger than"),
+    ],
+)
+async def test_a_wrong_policy_file_fails_the_start(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "own.yaml").write_bytes(content)
+
+    assert reason in await _refusal(tmp_path, f"agents:\n- {AGENT}\n  policy_file: own.yaml\n")
+
+
+async def test_a_policy_larger_than_a_bundle_may_be_fails_the_start(tmp_path: Path) -> None:
+    text = f"agents:\n- {AGENT}\n  policy: '{'x' * (BUNDLE_BYTES_MAX + 1)}'\n"
+
+    assert "agent a: policy: larger than" in await _refusal(tmp_path, text)
+
+
+async def test_applying_sets_a_policy_once_and_never_removes_one(tmp_path: Path) -> None:
+    control = Control(MemoryLog(shards=1), Sealer("a master key of the tests"), poll_seconds=0.01)
+    agent = ManifestAgent(id="a", webhook_url="http://127.0.0.1:9/hook", secret=SECRET, policy="default_action: deny")
+    async with following(control):
+        await apply_manifest([agent], control)
+        assert control.policy_text("default", "a") == ("default_action: deny", 2)
+        await apply_manifest([agent], control)
+        await apply_manifest([msgspec.structs.replace(agent, policy=UNSET)], control)
+        assert control.policy_text("default", "a") == ("default_action: deny", 2)
+        await apply_manifest([msgspec.structs.replace(agent, policy="default_action: allow")], control)
+
+    assert control.policy_text("default", "a") == ("default_action: allow", 3)
 
 
 async def test_a_variable_that_is_no_text_is_no_secret(tmp_path: Path) -> None:

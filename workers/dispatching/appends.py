@@ -1,4 +1,4 @@
-"""Appending the duties that need no delivery: expired leases, deadlines, agents that are gone."""
+"""Appending the duties that need no delivery: expired leases and approvals, deadlines, agents that are gone."""
 
 import asyncio
 import logging

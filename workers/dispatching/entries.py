@@ -9,6 +9,7 @@ from kernel.ports import DueItem, Outgoing
 from schemas.entries import (
     AgentMissing,
     AnyEntry,
+    ApprovalExpired,
     DeadlinePassed,
     DispatchClaimed,
     DispatchDelivered,
@@ -17,6 +18,7 @@ from schemas.entries import (
     LeaseExpired,
     encode_entry,
 )
+from schemas.ids import new_uuid7
 
 
 def claimed(item: DueItem, *, claimed_by: str) -> DispatchClaimed:
@@ -85,6 +87,24 @@ def deadline_passed(item: DueItem) -> DeadlinePassed:
         execution_id=item.execution_id,
         at=now(),
         due_at=ends_at,
+    )
+
+
+def approval_expired(item: DueItem) -> ApprovalExpired | None:
+    """Nobody decided in time; None where the header has no approval that is pending.
+
+    Whichever copy is folded first resumes the execution, by the dispatch that it brings.
+    """
+    pending = item.header.approval
+    if pending is None:
+        return None
+    return ApprovalExpired(
+        id=f"approval.{pending.approval_id}",
+        tenant=item.tenant,
+        execution_id=item.execution_id,
+        at=now(),
+        approval_id=pending.approval_id,
+        dispatch_id=new_uuid7(),
     )
 
 

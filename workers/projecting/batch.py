@@ -221,7 +221,12 @@ class _Batch:
                     create_keys.append(CreateKey(item.message.tenant, digest, msgspec.msgpack.encode(record)))
             answered.append(Answered(item.message, item.entry, None if folded is None else folded.answer))
         changes = [
-            ExecutionChange(before=execution.before, after=execution.header, fields=execution.written())
+            ExecutionChange(
+                before=execution.before,
+                after=execution.header,
+                fields=execution.written(),
+                approvals=tuple(execution.approvals.values()),
+            )
             for execution in touched.values()
             if execution.header is not None
         ]

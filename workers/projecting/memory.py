@@ -10,15 +10,22 @@ from typing import TypeVar
 
 from kernel.domain.errors import InvariantBroken
 from kernel.domain.fold import Folded
+from kernel.ports import ApprovalChange
 from schemas.events import encode_event
 from schemas.records import (
     HEADER_FIELD,
+    ApprovalRecord,
+    BucketRecord,
     CallCounter,
     CreateKeyRecord,
     Header,
     KeyRecord,
     StepRecord,
+    approval_field,
+    bucket_field,
     counter_field,
+    decode_approval,
+    decode_bucket,
     decode_counter,
     decode_key,
     decode_step,
@@ -31,8 +38,8 @@ from schemas.records import (
     step_field,
 )
 
-Record = StepRecord | CallCounter | KeyRecord | bool
-R = TypeVar("R", StepRecord, CallCounter, KeyRecord, bool)
+Record = StepRecord | CallCounter | KeyRecord | ApprovalRecord | BucketRecord | bool
+R = TypeVar("R", StepRecord, CallCounter, KeyRecord, ApprovalRecord, BucketRecord, bool)
 RECORDS_MAX = 100_000
 """Records of all its executions that one shard keeps in memory between batches."""
 
@@ -40,7 +47,7 @@ RECORDS_MAX = 100_000
 class ExecutionMemory:
     """What is known of one execution. `is_whole`: every record that exists is here, so what is not here is absent."""
 
-    __slots__ = ("before", "create_keys", "fields", "header", "is_whole", "records")
+    __slots__ = ("approvals", "before", "create_keys", "fields", "header", "is_whole", "records")
 
     def __init__(self, header: Header | None, *, is_whole: bool) -> None:
         self.header = header
@@ -50,6 +57,8 @@ class ExecutionMemory:
         self.records: dict[bytes, Record | None] = {}
         self.fields: dict[bytes, bytes] = {}
         """Fields that the batch in hand has to write, encoded."""
+        self.approvals: dict[str, ApprovalChange] = {}
+        """Approvals that the batch in hand made or ended."""
         self.create_keys: dict[tuple[str, bytes], CreateKeyRecord | None] = {}
 
     # ------------------------------------------------------------ kernel.domain.fold.Records
@@ -65,6 +74,12 @@ class ExecutionMemory:
 
     def has_dispatch(self, dispatch_id: str) -> bool:
         return self._record(dispatch_field(dispatch_id), bool) is not None
+
+    def approval(self, approval_id: str) -> ApprovalRecord | None:
+        return self._record(approval_field(approval_id), ApprovalRecord)
+
+    def bucket(self, bucket_digest: bytes) -> BucketRecord | None:
+        return self._record(bucket_field(bucket_digest), BucketRecord)
 
     def create_key(self, tenant: str, key_digest: bytes) -> CreateKeyRecord | None:
         try:
@@ -116,11 +131,25 @@ class ExecutionMemory:
         for digest, key in folded.keys.items():
             records[key_field(digest)] = key
             fields[key_field(digest)] = encode_record(key)
+        for approval_id, approval in folded.approvals.items():
+            self._take_approval(approval)
+            fields[approval_field(approval_id)] = encode_record(approval)
+        for digest, bucket in folded.buckets.items():
+            records[bucket_field(digest)] = bucket
+            fields[bucket_field(digest)] = encode_record(bucket)
         for dispatch_id in folded.dispatches:
             records[dispatch_field(dispatch_id)] = True
             fields[dispatch_field(dispatch_id)] = b"1"
         fields[entry_field(header.entry_count)] = b"%d" % header.last_seq
         self.header = header
+
+    def _take_approval(self, approval: ApprovalRecord) -> None:
+        """Note what becomes of an approval. What the view has it as is what the batch in hand found first."""
+        noted = self.approvals.get(approval.approval_id)
+        known = self.approval(approval.approval_id)
+        before = noted.before if noted is not None else None if known is None else known.status
+        self.approvals[approval.approval_id] = ApprovalChange(before=before, after=approval)
+        self.records[approval_field(approval.approval_id)] = approval
 
     def written(self) -> dict[bytes, bytes]:
         """Return all fields to write, the header among them."""
@@ -133,6 +162,7 @@ class ExecutionMemory:
         """The view has the batch: what was written is now what it holds."""
         self.before = self.header
         self.fields = {}
+        self.approvals = {}
         self.create_keys = {}
 
 
@@ -146,6 +176,10 @@ def _decode(field: bytes, value: bytes) -> Record:
             return decode_key(value)
         case b"d":
             return True
+        case b"a":
+            return decode_approval(value)
+        case b"r":
+            return decode_bucket(value)
         case _:
             raise InvariantBroken(f"a field of no known kind was loaded: {field!r}")
 

@@ -10,12 +10,14 @@ from typing import assert_never
 
 import msgspec
 
-from kernel.domain.fold import dispatches, executions, steps
+from kernel.domain.fold import approvals, dispatches, executions, steps
 from kernel.domain.fold.draft import Draft, Position, Records, time_of
-from schemas.answers import AnyAnswer, Ignored, Refusal
+from schemas.answers import AnyAnswer, DecidedBefore, Ignored, Refusal
 from schemas.entries import (
     AgentMissing,
     AnyEntry,
+    ApprovalDecided,
+    ApprovalExpired,
     DeadlinePassed,
     DispatchClaimed,
     DispatchDelivered,
@@ -33,7 +35,7 @@ from schemas.entries import (
     StepSubmitted,
 )
 from schemas.events import EventRecord
-from schemas.records import CallCounter, CreateKeyRecord, Header, KeyRecord, StepRecord
+from schemas.records import ApprovalRecord, BucketRecord, CallCounter, CreateKeyRecord, Header, KeyRecord, StepRecord
 
 __all__ = ["Folded", "Position", "Records", "fold", "is_late", "park"]
 
@@ -49,6 +51,8 @@ class Folded(msgspec.Struct, frozen=True):
     counters: dict[bytes, CallCounter] = {}
     keys: dict[bytes, KeyRecord] = {}
     dispatches: tuple[str, ...] = ()
+    approvals: dict[str, ApprovalRecord] = {}
+    buckets: dict[bytes, BucketRecord] = {}
     create_key: tuple[bytes, CreateKeyRecord] | None = None
 
 
@@ -85,7 +89,7 @@ def fold(header: Header | None, records: Records, entry: AnyEntry, position: Pos
         return unchanged(header, position, HALTED if entry.expires is not None else Ignored())
     draft = Draft(header, records, seq=position.seq, now=max(time_of(entry.at, position), header.updated_at))
     answer = judge(draft, entry)
-    if isinstance(answer, Refusal | Ignored):
+    if isinstance(answer, Refusal | DecidedBefore | Ignored):
         return unchanged(header, position, answer)
     return finished(draft, position, answer)
 
@@ -127,6 +131,10 @@ def judge(draft: Draft, entry: OrdinaryEntry) -> AnyAnswer:
             return executions.on_deadline(draft, entry)
         case AgentMissing():
             return dispatches.on_agent_missing(draft, entry)
+        case ApprovalDecided():
+            return approvals.on_decided(draft, entry)
+        case ApprovalExpired():
+            return approvals.on_expired(draft, entry)
         case _:
             assert_never(entry)
 
@@ -141,6 +149,8 @@ def finished(draft: Draft, position: Position, answer: AnyAnswer) -> Folded:
         counters=draft.counters,
         keys=draft.keys,
         dispatches=tuple(draft.dispatches),
+        approvals=draft.approvals,
+        buckets=draft.buckets,
         create_key=draft.create_key,
     )
 

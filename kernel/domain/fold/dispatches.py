@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from kernel.domain.duty import is_lease_left_to_end
 from kernel.domain.fold.draft import Draft
 from kernel.domain.fold.endings import fail
 from kernel.domain.retry import retry_wait_ms
@@ -94,6 +95,7 @@ def on_claimed(draft: Draft, entry: DispatchClaimed) -> AnyAnswer:
     )
     header.lease = entry.lease
     header.is_lease_acknowledged = False
+    header.is_lease_over = False
     header.claimed_by = entry.claimed_by
     header.claims += 1
     header.renewed_seq = draft.seq
@@ -172,15 +174,27 @@ def on_lease_expired(draft: Draft, entry: LeaseExpired) -> AnyAnswer:
     """Return the dispatch to due, unless something renewed the lease since or no attempt is left."""
     header = draft.header
     dispatch = header.dispatch
-    if header.is_terminal or dispatch.state not in ("in_flight", "acknowledged"):
+    if header.is_terminal or header.lease != entry.lease or header.renewed_seq != entry.renewed_seq:
         return Ignored()
-    if header.lease != entry.lease or header.renewed_seq != entry.renewed_seq:
+    if is_lease_left_to_end(header):
+        end_left_lease(draft)
+        return Done()
+    if dispatch.state not in ("in_flight", "acknowledged"):
         return Ignored()
     if dispatch.attempt >= header.limits.attempts_max:
         use_up(draft)
     else:
         header.dispatch = returned(dispatch, now=draft.now, seq=draft.seq)
     return Done()
+
+
+def end_left_lease(draft: Draft) -> None:
+    """Note that nothing of the attempt before a block runs any more; a dispatch that waited for it becomes due."""
+    header = draft.header
+    header.is_lease_over = True
+    header.awaited = ()
+    if header.dispatch.state == "held":
+        header.dispatch = replace(header.dispatch, state="due", due_at=draft.now, duty_seq=draft.seq)
 
 
 def returned(dispatch: Dispatch, *, now: int, seq: int) -> Dispatch:

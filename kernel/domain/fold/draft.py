@@ -8,10 +8,12 @@ import copy
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from kernel.domain.errors import InvariantBroken
 from schemas.bodies import Body, body_of
 from schemas.events import (
+    ApprovalPayload,
     DispatchPayload,
     DispatchStatus,
     EventRecord,
@@ -19,9 +21,10 @@ from schemas.events import (
     ExecutionPayload,
     StepPayload,
 )
-from schemas.records import CallCounter, CreateKeyRecord, Header, KeyRecord, StepRecord
+from schemas.records import ApprovalRecord, BucketRecord, CallCounter, CreateKeyRecord, Header, KeyRecord, StepRecord
 
-Payload = ExecutionPayload | StepPayload | DispatchPayload
+_VERDICTS: frozenset[EventType] = frozenset({"step.allowed", "step.denied", "step.awaiting_approval"})
+Payload = ExecutionPayload | StepPayload | ApprovalPayload | DispatchPayload
 
 
 class Position(msgspec.Struct, frozen=True, gc=False):
@@ -54,13 +57,30 @@ class Records(Protocol):
 
     def has_dispatch(self, dispatch_id: str) -> bool: ...
 
+    def approval(self, approval_id: str) -> ApprovalRecord | None: ...
+
+    def bucket(self, bucket_digest: bytes) -> BucketRecord | None: ...
+
     def create_key(self, tenant: str, key_digest: bytes) -> CreateKeyRecord | None: ...
 
 
 class Draft:
     """One execution, one entry: reads fall through to the records, writes stay here."""
 
-    __slots__ = ("counters", "create_key", "dispatches", "events", "header", "keys", "now", "records", "seq", "steps")
+    __slots__ = (
+        "approvals",
+        "buckets",
+        "counters",
+        "create_key",
+        "dispatches",
+        "events",
+        "header",
+        "keys",
+        "now",
+        "records",
+        "seq",
+        "steps",
+    )
 
     def __init__(self, header: Header, records: Records, *, seq: int, now: int) -> None:
         self.header = copy.copy(header)
@@ -70,6 +90,8 @@ class Draft:
         self.steps: dict[str, StepRecord] = {}
         self.counters: dict[bytes, CallCounter] = {}
         self.keys: dict[bytes, KeyRecord] = {}
+        self.approvals: dict[str, ApprovalRecord] = {}
+        self.buckets: dict[bytes, BucketRecord] = {}
         self.dispatches: list[str] = []
         self.create_key: tuple[bytes, CreateKeyRecord] | None = None
         self.events: list[EventRecord] = []
@@ -86,6 +108,12 @@ class Draft:
             raise InvariantBroken("the header names a step that has no record")
         return step
 
+    def approval(self, approval_id: str) -> ApprovalRecord | None:
+        return self.approvals.get(approval_id) or self.records.approval(approval_id)
+
+    def bucket(self, bucket_digest: bytes) -> BucketRecord | None:
+        return self.buckets.get(bucket_digest) or self.records.bucket(bucket_digest)
+
     def body(self, json: bytes, place: str) -> Body:
         return body_of(json, seq=self.seq, place=place)
 
@@ -101,9 +129,25 @@ class Draft:
     def put_step(self, step: StepRecord) -> None:
         self.steps[step.step_id] = step
         if step.is_terminal:
+            self._let_go(step.step_id)
             self.header.open_steps = tuple(open_id for open_id in self.header.open_steps if open_id != step.step_id)
             if step.usage is not None:
                 self.header.usage = self.header.usage + step.usage
+
+    def await_step(self, step: StepRecord) -> None:
+        """Let a step that starts under the attempt before a decision hold the new dispatch back, if it has to."""
+        header = self.header
+        if header.dispatch.state == "held" and step.idempotency == "at_most_once":
+            header.awaited = (*header.awaited, step.step_id)
+
+    def _let_go(self, step_id: str) -> None:
+        """Make the dispatch due that nothing holds back any more."""
+        header = self.header
+        if step_id not in header.awaited:
+            return
+        header.awaited = tuple(awaited for awaited in header.awaited if awaited != step_id)
+        if not header.awaited and header.dispatch.state == "held":
+            header.dispatch = replace(header.dispatch, state="due", due_at=self.now, duty_seq=self.seq)
 
     def put_counter(self, call_digest: bytes, counter: CallCounter) -> None:
         if call_digest not in self.counters and self.records.counter(call_digest) is None:
@@ -114,6 +158,16 @@ class Draft:
         if self.records.key(key_digest) is None:
             self.header.field_count += 1
         self.keys[key_digest] = record
+
+    def put_approval(self, approval: ApprovalRecord) -> None:
+        if self.approval(approval.approval_id) is None:
+            self.header.field_count += 1
+        self.approvals[approval.approval_id] = approval
+
+    def put_bucket(self, bucket_digest: bytes, bucket: BucketRecord) -> None:
+        if self.bucket(bucket_digest) is None:
+            self.header.field_count += 1
+        self.buckets[bucket_digest] = bucket
 
     def put_dispatch(self, dispatch_id: str) -> None:
         self.dispatches.append(dispatch_id)
@@ -127,8 +181,11 @@ class Draft:
         self.header.field_count += 1
         self.header.updated_at = self.now
 
-    def emit_step(self, type: EventType, step: StepRecord, *, error: Body | None = None) -> None:
-        is_verdict = type in ("step.allowed", "step.denied", "step.awaiting_approval") and step.rule_id != ""
+    def emit_step(
+        self, type: EventType, step: StepRecord, *, error: Body | None = None, is_verdict: bool = True
+    ) -> None:
+        """Where policy gave the verdict that the event tells, the event names the rule."""
+        is_verdict = is_verdict and step.rule_id != "" and type in _VERDICTS
         self.emit(
             type,
             StepPayload(

@@ -2,11 +2,11 @@
 
 from typing import Literal
 
-import msgspec
 from msgspec.structs import replace
 
+from kernel.domain.fold.approvals import close_pending
 from kernel.domain.fold.draft import Draft
-from schemas.bodies import Body
+from schemas.bodies import Body, reason_body
 from schemas.events import EventType, ExecutionPayload
 
 Ending = Literal["completed", "failed", "cancelled"]
@@ -46,23 +46,18 @@ def end(draft: Draft, ending: Ending, *, reason: str, output: Body | None) -> No
 
 
 def close(draft: Draft, reason: str) -> None:
-    """Cancel every open step by first submission, then let go of the dispatch.
+    """Expire the pending approval, cancel every open step by first submission, then let go of the dispatch.
 
-    Only a dispatch that somebody would still deliver is discarded aloud; every other retires silently. The pending
-    approval will be closed here, before the steps, once approvals exist.
+    Only a dispatch that somebody would still deliver is discarded aloud; every other retires silently.
     """
-    error = reason_body(draft, reason)
+    close_pending(draft, reason)
+    error = reason_body(draft.seq, reason)
     for step_id in draft.header.open_steps:
         step = draft.known_step(step_id)
         draft.steps[step_id] = replace(step, status="cancelled", error=error, completed_at=draft.now)
         draft.emit_step("step.cancelled", step, error=error)
     draft.header.open_steps = ()
-    if draft.header.dispatch.state in ("due", "waiting"):
+    draft.header.awaited = ()
+    if draft.header.dispatch.state in ("due", "waiting", "held"):
         draft.emit_dispatch("dispatch.discarded", "exhausted")
     draft.header.dispatch = replace(draft.header.dispatch, state="retired")
-
-
-def reason_body(draft: Draft, reason: str, **more: str) -> Body:
-    """Return the error object that the kernel itself gives a step. Small, so always inline."""
-    json = msgspec.json.encode({"reason": reason, **more})
-    return Body(json=json, seq=draft.seq, place="", size_bytes=len(json))

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from kernel.domain.errors import InvariantBroken
 from kernel.domain.fold.draft import Draft
-from schemas.answers import AnyAnswer, Claimed, Created, Decided, Done, Ignored, Recorded, Refusal
+from schemas.answers import AnyAnswer, Claimed, Created, Decided, DecidedBefore, Done, Ignored, Recorded, Refusal
 from schemas.entries import RequestKey
 from schemas.records import KeyRecord
 
@@ -32,7 +32,7 @@ def first_answer(draft: Draft, key: RequestKey | None) -> AnyAnswer | None:
             return replace(recorded, is_replayed=True)
         case Done():
             return Done(is_replayed=True)
-        case Created() | Claimed() | Refusal() | Ignored():
+        case Created() | Claimed() | Refusal() | DecidedBefore() | Ignored():
             raise InvariantBroken("a request key is bound to an answer that binds none")
         case _:
             assert_never(record.answer)
@@ -41,7 +41,7 @@ def first_answer(draft: Draft, key: RequestKey | None) -> AnyAnswer | None:
 def repeated(draft: Draft, first: Decided) -> Decided:
     """Return a remembered decision; a `proceed` whose step has ended since must not be said again."""
     if first.decision != "proceed":
-        return replace(first, is_replayed=True)
+        return replace(first, is_replayed=True, is_new=False)
     step = draft.known_step(first.step_id)
     match step.status:
         case "succeeded" | "failed":
@@ -51,10 +51,11 @@ def repeated(draft: Draft, first: Decided) -> Decided:
         case "cancelled":
             return Decided(decision="execution_terminal", is_replayed=True)
         case _:
-            return replace(first, is_replayed=True)
+            return replace(first, is_replayed=True, is_new=False)
 
 
-def bind_key(draft: Draft, key: RequestKey | None, answer: AnyAnswer) -> None:
-    """Remember the answer under the key for as long as the present claim lasts."""
+def bind_key(draft: Draft, key: RequestKey | None, answer: AnyAnswer, *, is_lasting: bool = False) -> None:
+    """Remember the answer under the key: for as long as the present claim lasts, or as the execution lives."""
     if key is not None:
-        draft.put_key(key.key, KeyRecord(request=key.request, claims=draft.header.claims, answer=answer))
+        claims = 0 if is_lasting else draft.header.claims
+        draft.put_key(key.key, KeyRecord(request=key.request, claims=claims, answer=answer))

@@ -4,13 +4,16 @@ The first round follows from the entries alone, the second from the header, coun
 brought. Whatever the fold asks beyond this raises: it is never read as absent.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from kernel.domain.buckets import bucket_digest
 from kernel.domain.identity import call_digest, step_id
 from schemas.answers import Decided
 from schemas.entries import (
     AgentMissing,
     AnyEntry,
+    ApprovalDecided,
+    ApprovalExpired,
     DeadlinePassed,
     DispatchClaimed,
     DispatchFailed,
@@ -22,11 +25,14 @@ from schemas.entries import (
     StepCompleted,
     StepFailed,
     StepSubmitted,
+    Verdict,
 )
 from schemas.records import (
     CallCounter,
     Header,
     KeyRecord,
+    approval_field,
+    bucket_field,
     counter_field,
     dispatch_field,
     key_field,
@@ -41,8 +47,10 @@ _CLOSING = (
     AgentMissing,
     LeaseExpired,
     DispatchFailed,
+    ApprovalDecided,
+    ApprovalExpired,
 )
-"""Entries that may end the execution and so touch every open step."""
+"""Entries that may end or resume the execution and so look at every open step and at the pending approval."""
 
 
 def first_fields(entries: Iterable[AnyEntry]) -> set[bytes]:
@@ -55,6 +63,7 @@ def first_fields(entries: Iterable[AnyEntry]) -> set[bytes]:
                 fields.add(counter_field(call_digest(*call)))
                 # Mostly it is the first of its kind under its claim: then the second round has nothing left to read.
                 fields.add(step_field(step_id(entry.execution_id, *call, 0)))
+                fields.update(_asked_of_policy(entry.verdict))
             case (
                 ExecutionCompleted(lease=lease, key=key, settle=settle)
                 | ExecutionFailed(lease=lease, key=key, settle=settle)
@@ -65,6 +74,11 @@ def first_fields(entries: Iterable[AnyEntry]) -> set[bytes]:
                 fields.add(step_field(entry.step_id))
             case HeartbeatReceived(lease=lease):
                 key, settle = None, ()
+            case ApprovalDecided():
+                fields.add(approval_field(entry.approval_id))
+                if entry.key is not None:
+                    fields.add(key_field(entry.key.key))
+                continue
             case _:
                 continue
         fields.add(dispatch_field(lease.dispatch_id))
@@ -72,6 +86,13 @@ def first_fields(entries: Iterable[AnyEntry]) -> set[bytes]:
         if key is not None:
             fields.add(key_field(key.key))
     return fields
+
+
+def _asked_of_policy(verdict: Verdict) -> Iterator[bytes]:
+    if verdict.rate_limit is not None and verdict.rate_limit.per == "execution":
+        yield bucket_field(bucket_digest(verdict.rule_id, verdict.rate_limit))
+    if verdict.approval_id:
+        yield approval_field(verdict.approval_id)
 
 
 def second_fields(
@@ -88,6 +109,8 @@ def second_fields(
     fields: set[bytes] = set()
     if any(isinstance(entry, _CLOSING) for entry in entries):
         fields.update(step_field(open_id) for open_id in header.open_steps)
+        if header.approval is not None:
+            fields.add(approval_field(header.approval.approval_id))
     has_claim = any(isinstance(entry, DispatchClaimed) for entry in entries)
     calls: dict[tuple[str, str, str], int] = {}
     for entry in entries:

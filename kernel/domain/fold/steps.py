@@ -6,18 +6,19 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from kernel.domain.errors import InvariantBroken
+from kernel.domain.fold import approvals, rates
 from kernel.domain.fold.dispatches import check_lease, use_lease
 from kernel.domain.fold.draft import Draft
-from kernel.domain.fold.endings import reason_body
 from kernel.domain.fold.keys import bind_key, first_answer
 from kernel.domain.identity import call_digest, step_id
 from schemas.answers import AnyAnswer, Decided, Recorded, Refusal
-from schemas.bodies import Body, Usage
+from schemas.bodies import Body, Usage, reason_body
 from schemas.entries import Outcome, StepCompleted, StepFailed, StepSubmitted
 from schemas.records import CallCounter, StepRecord
 
 OPEN_STEPS_MAX = 1000
 INDETERMINATE_RETRY = "__indeterminate_retry"
+BUDGET_EXCEEDED = "execution_token_budget_exceeded"
 INDETERMINATE_MESSAGE = "the attempt that ran this step ended before it reported an outcome"
 UNBOUND_DECISIONS = frozenset({"rate_limited", "execution_blocked", "execution_terminal"})
 
@@ -63,7 +64,6 @@ def decide(draft: Draft, entry: StepSubmitted) -> Decided | Refusal:
         return Decided(decision="execution_blocked")
     if len(header.open_steps) >= OPEN_STEPS_MAX:
         return Refusal(code="rate_limited", message="too many open steps", detail_name="reason", detail="open_steps")
-    draft.put_counter(digest, counted)
     step = StepRecord(
         step_id=identity,
         ordinal=header.step_count + 1,
@@ -78,25 +78,42 @@ def decide(draft: Draft, entry: StepSubmitted) -> Decided | Refusal:
         policy_version=entry.verdict.policy_version,
         started_at=draft.now,
     )
-    if entry.idempotency == "at_most_once" and counter.is_indeterminate:
+    is_retry = entry.idempotency == "at_most_once" and counter.is_indeterminate
+    limited = "" if is_retry else rates.refused(draft, entry.verdict)
+    if limited:
+        return Decided(decision="rate_limited", reason=limited, rule_id=step.rule_id)
+    draft.put_counter(digest, counted)
+    if is_retry:
         return deny(draft, replace(step, rule_id=INDETERMINATE_RETRY, policy_version=0), "indeterminate_retry")
-    if entry.verdict.decision == "deny":
-        return deny(draft, step, entry.verdict.reason or "policy_denied")
+    return decide_new(draft, step, entry)
+
+
+def decide_new(draft: Draft, step: StepRecord, entry: StepSubmitted) -> Decided:
+    """Do with a step that policy has not seen before what its verdict says."""
+    verdict = entry.verdict
+    if verdict.decision == "deny":
+        return deny(draft, step, verdict.reason or "policy_denied")
+    spent = draft.header.usage.total_tokens
+    if entry.kind == "llm_call" and 0 < verdict.token_budget_max <= spent:
+        return deny(draft, step, BUDGET_EXCEEDED)
+    if verdict.approval is not None:
+        return approvals.ask(draft, step, entry, verdict.approval)
     draft.put_new_step(step)
+    draft.await_step(step)
     draft.emit_step("step.proposed", step)
     draft.emit_step("step.allowed", step)
     draft.emit_step("step.executing", step)
-    return Decided(decision="proceed", step_id=identity, rule_id=step.rule_id)
+    return Decided(decision="proceed", step_id=step.step_id, rule_id=step.rule_id, is_new=True)
 
 
 def deny(draft: Draft, step: StepRecord, reason: str) -> Decided:
     """Record a step that never runs, so that every later attempt is told the same."""
-    error = reason_body(draft, reason, rule_id=step.rule_id)
+    error = reason_body(draft.seq, reason, rule_id=step.rule_id)
     denied = replace(step, status="denied", reason=reason, error=error, started_at=None, completed_at=draft.now)
     draft.put_new_step(denied)
     draft.emit_step("step.proposed", denied)
     draft.emit_step("step.denied", denied, error=error)
-    return Decided(decision="denied", step_id=step.step_id, reason=reason, rule_id=step.rule_id)
+    return Decided(decision="denied", step_id=step.step_id, reason=reason, rule_id=step.rule_id, is_new=True)
 
 
 def decide_again(draft: Draft, step: StepRecord, entry: StepSubmitted, digest: bytes) -> Decided:
@@ -125,7 +142,7 @@ def decide_again(draft: Draft, step: StepRecord, entry: StepSubmitted, digest: b
 
 def give_up_orphan(draft: Draft, step: StepRecord, digest: bytes) -> Decided:
     """Fail an at_most_once step whose outcome nobody can know, and remember that its call is not to be retried."""
-    error = reason_body(draft, "indeterminate", message=INDETERMINATE_MESSAGE)
+    error = reason_body(draft.seq, "indeterminate", message=INDETERMINATE_MESSAGE)
     failed = end_step(draft, step, result=None, error=error, usage=None)
     draft.put_counter(digest, replace(draft.counters[digest], is_indeterminate=True))
     return replayed(failed)

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 from urllib.parse import urlencode
 
@@ -29,7 +29,15 @@ class Kernel:
         self.api_key = api_key
         self._http = http
         self._endpoints = endpoints
+        self.operator_key = ""
+        """Where the kernel has one and the test was given it."""
         self._executions: list[str] = []
+        self._others: list[Kernel] = []
+
+    def holding(self, api_key: str) -> "Kernel":
+        """The same access with another key. What is made with it ends with the rest."""
+        self._others.append(Kernel(self.url, api_key, self._http, self._endpoints))
+        return self._others[-1]
 
     # ------------------------------------------------------------ requests
 
@@ -53,6 +61,10 @@ class Kernel:
 
     async def post(self, target: str, body: JsonOrUnset = UNSET, **options: Any) -> httpx.Response:
         return await self.request("POST", target, body, **options)
+
+    async def also(self, other: AbstractAsyncContextManager["Kernel"]) -> "Kernel":
+        """Another access, such as with another key; it ends with this one."""
+        return await self._endpoints.enter_async_context(other)
 
     # ------------------------------------------------------------ what a test makes
 
@@ -149,10 +161,12 @@ class Kernel:
     async def cancel_the_rest(self) -> None:
         """End what the test left running, so that nothing is delivered to an endpoint that has gone."""
         await asyncio.gather(*(self.cancel(each) for each in dict.fromkeys(self._executions)), return_exceptions=True)
+        for other in self._others:
+            await other.cancel_the_rest()
 
 
 @asynccontextmanager
-async def connected(url: str, api_key: str) -> AsyncIterator[Kernel]:
+async def connected(url: str, api_key: str, *, operator_key: str = "") -> AsyncIterator[Kernel]:
     """Access to a kernel for one test; the end of it cancels what still runs and closes the endpoints."""
     limits = httpx.Limits(max_connections=256, max_keepalive_connections=64)
     async with AsyncExitStack() as closing:
@@ -160,5 +174,6 @@ async def connected(url: str, api_key: str) -> AsyncIterator[Kernel]:
         await closing.enter_async_context(http)
         endpoints = await closing.enter_async_context(AsyncExitStack())
         kernel = Kernel(url, api_key, http, endpoints)
+        kernel.operator_key = operator_key
         closing.push_async_callback(kernel.cancel_the_rest)
         yield kernel

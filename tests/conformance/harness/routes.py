@@ -30,6 +30,8 @@ class Route(msgspec.Struct, frozen=True):
     is_leased: bool = False
     is_keyed: bool = False
     needs_body: bool = False
+    is_operators: bool = False
+    """Whether the scope `operator` alone opens it."""
 
     @property
     def has_execution(self) -> bool:
@@ -101,11 +103,27 @@ ROUTES = (
     Route("get_agent", "GET", "/v0/agents/{agent_id}", "bearer"),
     Route("delete_agent", "DELETE", "/v0/agents/{agent_id}", "bearer"),
     Route("describe_agent", "PUT", "/v0/agents/{agent_id}/metadata", "agent", body={"description": "d"}),
+    Route(
+        "load_policy",
+        "POST",
+        "/v0/policies/{agent_id}",
+        "bearer",
+        body={"bundle": "default_action: allow"},
+        needs_body=True,
+    ),
+    Route("read_policy", "GET", "/v0/policies/{agent_id}", "bearer"),
+    Route(
+        "create_key", "POST", "/v0/keys", "bearer", body={"name": "scene", "scopes": ["audit:read"]}, needs_body=True
+    ),
+    Route("list_keys", "GET", "/v0/keys", "bearer"),
+    Route("revoke_key", "DELETE", "/v0/keys/{key_id}", "bearer"),
+    Route("put_tenant", "POST", "/v0/tenants", "bearer", body={"id": "scene"}, needs_body=True, is_operators=True),
+    Route("list_tenants", "GET", "/v0/tenants", "bearer", is_operators=True),
     Route("health", "GET", "/v0/health", "open"),
     Route("ready", "GET", "/v0/ready", "open"),
     Route("openapi", "GET", "/v0/openapi.json", "open"),
     Route("docs", "GET", "/docs", "open"),
-    Route("metrics", "GET", "/metrics", "bearer"),
+    Route("metrics", "GET", "/metrics", "bearer", is_operators=True),
 )
 BY_NAME = {route.name: route for route in ROUTES}
 WITH_EXECUTION = tuple(route for route in ROUTES if route.has_execution)
@@ -161,6 +179,8 @@ class Scene:
         if route.is_agents:
             signer = agent or self.agent
             return call.signed(signer.id, signer.secret)
+        if route.is_operators and self.kernel.operator_key:
+            return call.with_bearer(self.kernel.operator_key)
         return call if route.access == "open" else call.with_bearer(self.kernel.api_key)
 
     def _names(self) -> dict[str, str]:
@@ -169,6 +189,7 @@ class Scene:
             "step_id": self.step_id,
             "agent_id": self.agent.id,
             "webhook_url": self.agent.endpoint.url,
+            "key_id": UNKNOWN_ID,
         }
 
 

@@ -230,11 +230,11 @@ def test_heartbeats_of_other_leases_are_refused():
 def test_a_retired_dispatch_is_heard_but_not_renewed():
     log = started()
     log.heartbeat()
-    log.live_header.dispatch = replace(log.live_header.dispatch, state="retired")
+    log.ask()
     renewed = log.live_header.renewed_seq
     assert log.heartbeat() == Done()
     assert log.live_header.renewed_seq == renewed
-    assert duties(log.live_header).lease_ms is None
+    assert duties(log.live_header).renewable is None
 
 
 def test_a_lease_of_an_older_dispatch_is_heard_but_not_renewed():

@@ -97,7 +97,7 @@ def test_a_key_gives_the_first_answer_again_and_changes_nothing():
     first = log.submit("tool", 1, key="k")
     before = log.live_header
     again = log.submit("tool", 1, key="k")
-    assert again == replace(first, is_replayed=True)
+    assert again == replace(first, is_replayed=True, is_new=False)
     assert (log.live_header.event_count, log.live_header.step_count) == (before.event_count, 1)
 
 
@@ -180,7 +180,7 @@ def test_a_repeated_denial_is_the_same_denial():
     log.next_attempt()
     log.submit("pay", 1, idempotency="at_most_once")
     first = log.submit("pay", 1, idempotency="at_most_once", key="k")
-    assert log.submit("pay", 1, idempotency="at_most_once", key="k") == replace(first, is_replayed=True)
+    assert log.submit("pay", 1, idempotency="at_most_once", key="k") == replace(first, is_replayed=True, is_new=False)
 
 
 def test_a_key_bound_to_an_answer_that_binds_none_is_a_contradiction():

@@ -30,7 +30,7 @@ def test_a_first_submission_proceeds_and_is_written_before_it_does():
     answer = decided(log.submit("web_search", {"q": "hi"}))
 
     identity = step_id(EXECUTION, "tool_call", "web_search", hash_of({"q": "hi"}), 0)
-    assert answer == Decided(decision="proceed", step_id=identity, rule_id="permissive")
+    assert answer == Decided(decision="proceed", step_id=identity, rule_id="permissive", is_new=True)
     assert log.new_events(before) == ["dispatch.acked", "step.proposed", "step.allowed", "step.executing"]
     step = log.records.steps[identity]
     assert (step.status, step.ordinal, step.occurrence, step.started_at) == ("executing", 1, 0, log.now)

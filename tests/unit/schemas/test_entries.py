@@ -73,7 +73,7 @@ def test_no_entry_type_is_missing_from_the_union() -> None:
 
 def test_every_entry_type_has_a_name_of_its_own() -> None:
     names = [entry_type.__struct_config__.tag for entry_type in ENTRY_TYPES]
-    assert len(set(names)) == len(ENTRY_TYPES) == 15
+    assert len(set(names)) == len(ENTRY_TYPES) == 17
 
 
 @given(JSON_TEXTS)
