@@ -194,14 +194,6 @@ OF_THE_PROJECTOR = (
         tests=(_REBUILD + "test_a_view_that_contradicts_itself_is_rebuilt",),
     ),
     Mutant(
-        name="an execution of which the view lost a field is folded on",
-        promise="D5",
-        file=_BATCH,
-        old="if fetched.field_count != expected:",
-        new="if False:",
-        tests=(_REBUILD + "test_a_view_that_contradicts_itself_is_rebuilt",),
-    ),
-    Mutant(
         name="a record that was not loaded is read as absent",
         promise="G1",
         file=_MEMORY,

@@ -71,11 +71,11 @@ OF_THE_VIEW = (
         tests=(_ON_MEMORY + "test_a_batch_that_was_folded_from_other_fields_changes_nothing",),
     ),
     Mutant(
-        name="a reply is given to the newest request",
+        name="the reply to a cancelled request is given to the next one",
         promise="D5",
         file="kernel/view/connections.py",
         old="            exchange = self._waiting[0]",
-        new="            exchange = self._waiting[-1]",
+        new="            exchange = next((each for each in self._waiting if not each.done.done()), self._waiting[0])",
         tests=(
             "tests/integration/test_redis_cancellation.py::"
             "test_no_reply_reaches_another_request_when_calls_are_cancelled_at_random",
