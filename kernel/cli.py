@@ -1,5 +1,5 @@
 """The command line: what runs a server (`stepwell dev | server | door | projector | dispatcher`), what talks to one
-(`tenant | key | agent | policy`), and `version`.
+(`tenant | key | agent | policy | approval`), and `version`.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Commands that talk to a running door over HTTP: `stepwell tenant | key | agent | policy`.
+"""Commands that talk to a running door over HTTP: `stepwell tenant | key | agent | policy | approval`.
 
 They know the wire and nothing else of the server, so they work on any door that can be reached.
 """

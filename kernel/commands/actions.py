@@ -1,5 +1,6 @@
 """What each command asks of the door, and what it shows of the answer."""
 
+import json
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -143,6 +144,78 @@ def _read_bundle(path: str) -> str:
     if len(raw) > BUNDLE_BYTES_MAX:
         raise CommandFailed(f"{path} is larger than {BUNDLE_BYTES_MAX} bytes", code=EXIT_UNUSABLE)
     return text
+
+
+# ---------------------------------------------------------------- approvals
+
+
+def list_approvals(door: DoorCalls, options: Namespace) -> Shown:
+    """Show what was asked by target, rule and message; the arguments are shown by `show`, which reads the step."""
+    approvals = door.pages("/v0/approvals", http.Approval, status=options.status)
+    rows = [
+        (
+            each.id,
+            each.status,
+            *map(_visible, (each.agent_id, each.target, each.rule_id)),
+            _visible(each.message) or "-",
+        )
+        for each in approvals
+    ]
+    return Shown(out=_table(("ID", "STATUS", "AGENT", "ASKED", "RULE", "MESSAGE"), rows))
+
+
+def show_approval(door: DoorCalls, options: Namespace) -> Shown:
+    approval = door.get(f"/v0/approvals/{segment(options.id)}", http.Approval)
+    state = approval.status
+    if approval.status == "pending":
+        state += f", until {approval.timeout_at}"
+    elif approval.decided_by:
+        state += f" by {_visible(approval.decided_by)}"
+    lines = [
+        ("approval", approval.id),
+        ("status", state),
+        ("agent", _visible(approval.agent_id)),
+        ("asked", f"{_visible(approval.target)} {_args_of(door, approval)}"),
+        ("rule", _visible(approval.rule_id)),
+        ("message", _visible(approval.message) or "-"),
+        ("deciders", _visible(", ".join(approval.approvers)) or "whoever may decide approvals"),
+        ("reason", _visible(approval.rationale) or "-"),
+        ("execution", approval.execution_id),
+    ]
+    return Shown(out="\n".join(f"{name:<9}  {text}" for name, text in lines))
+
+
+def grant_approval(door: DoorCalls, options: Namespace) -> Shown:
+    return _decide(door, options, verb="grant", done="granted: the step may run")
+
+
+def deny_approval(door: DoorCalls, options: Namespace) -> Shown:
+    return _decide(door, options, verb="deny", done="denied: the step never runs, and the agent is told")
+
+
+def _decide(door: DoorCalls, options: Namespace, *, verb: str, done: str) -> Shown:
+    body = {"rationale": options.reason} if options.reason else None
+    door.send("POST", f"/v0/approvals/{segment(options.id)}/{verb}", body)
+    return Shown(notes=f"approval {options.id} is {done}")
+
+
+def _args_of(door: DoorCalls, approval: http.Approval) -> str:
+    """The arguments, whole: whoever decides must see the end of them, too."""
+    path = f"/v0/executions/{approval.execution_id}/steps/{approval.step_id}"
+    try:
+        raw = bytes(door.get(path, http.Step).args)
+    except CommandFailed as error:
+        return f"(its arguments cannot be shown: {error})"
+    try:
+        # Spelled anew, so that no letter hides behind an escape.
+        return _visible(json.dumps(json.loads(raw), ensure_ascii=False))
+    except (ValueError, RecursionError):
+        return _visible(raw.decode(errors="replace"))
+
+
+def _visible(text: str) -> str:
+    """Escape what is not seen or moves the cursor: agents choose these texts, and people trust the screen."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 # ---------------------------------------------------------------- tables

@@ -10,6 +10,7 @@ from kernel.commands import actions
 from kernel.commands.actions import Shown
 from kernel.commands.calls import DEFAULT_URL, CommandFailed, DoorCalls
 from kernel.domain.durations import parse_duration
+from schemas.events import APPROVAL_STATUSES
 from schemas.http import Quotas
 from schemas.scopes import SCOPES
 
@@ -28,6 +29,7 @@ _NOUNS = {
     "key": "Create, list and revoke bearer keys (tenant:admin, or operator for every tenant).",
     "agent": "Look at agents, and delete them (agents:admin).",
     "policy": "Load, show and remove the policy of an agent (policies:admin).",
+    "approval": "Look at what agents ask people for, and decide it (approvals:decide).",
 }
 
 
@@ -43,6 +45,7 @@ def add_commands(commands: "Group") -> "Group":
     delete = _add(groups["agent"], "delete", "Delete an agent without live executions.", actions.delete_agent)
     delete.add_argument("agent", metavar="AGENT")
     _add_policy(groups["policy"])
+    _add_approval(groups["approval"])
     return groups["policy"]
 
 
@@ -86,6 +89,26 @@ def _add_policy(group: "Group") -> None:
     show.add_argument("agent", metavar="AGENT")
     remove = _add(group, "remove", "Remove the policy of an agent.", actions.remove_policy)
     remove.add_argument("agent", metavar="AGENT")
+
+
+def _add_approval(group: "Group") -> None:
+    listing = _add(
+        group, "list", "List the approvals that nobody has decided yet, the oldest first.", actions.list_approvals
+    )
+    listing.add_argument(
+        "--status",
+        choices=(*APPROVAL_STATUSES, "all"),
+        default="pending",
+        metavar="STATUS",
+        help=f"one of {', '.join(APPROVAL_STATUSES)} or all (default: pending)",
+    )
+    about = "Show what is asked with its arguments (these need executions:read), by which rule, and its message."
+    _add(group, "show", about, actions.show_approval).add_argument("id", metavar="ID")
+    grant = _add(group, "grant", "Let the step run.", actions.grant_approval)
+    deny = _add(group, "deny", "Never let the step run.", actions.deny_approval)
+    for decision in (grant, deny):
+        decision.add_argument("id", metavar="ID")
+        decision.add_argument("--reason", metavar="TEXT", help="is recorded; of a denial the agent is told it")
 
 
 def _group(commands: "Group", noun: str, about: str) -> "Group":

@@ -8,6 +8,8 @@ _DOOR = "kernel/door/approvals.py"
 _DOOR_SIDE = "kernel/view/door_side.py"
 _ENTRIES = "workers/dispatching/entries.py"
 
+_OF_THE_COMMANDS = "tests/scenario/test_approval_commands.py::"
+_OF_THE_EXAMPLE = "tests/scenario/test_shell_example.py::"
 _OF_CHANGES = "tests/contract/test_view_changes.py::"
 _OF_DECISIONS = "tests/integration/test_door_approvals.py::"
 _OF_EXPIRY = "tests/integration/test_dispatcher_approvals.py::"
@@ -169,5 +171,37 @@ OF_APPROVALS = (
         old="self.is_over = len(self.waiting) < self.query.limit",
         new="self.is_over = True",
         tests=(_OF_THE_DOOR + "test_a_list_without_limit_and_cursor_is_whole_however_long_it_is",),
+    ),
+    Mutant(
+        name="an agent's text reaches the screen of a person as it is",
+        promise="D7",
+        file="kernel/commands/actions.py",
+        old="each if each.isprintable() else",
+        new="each if True else",
+        tests=(_OF_THE_COMMANDS + "test_what_an_agent_sends_can_neither_hide_nor_draw_over_what_a_person_is_shown",),
+    ),
+    Mutant(
+        name="a person is shown the spelling of the arguments and not what they are",
+        promise="D7",
+        file="kernel/commands/actions.py",
+        old="_visible(json.dumps(json.loads(raw), ensure_ascii=False))",
+        new="_visible(raw.decode())",
+        tests=(_OF_THE_COMMANDS + "test_a_letter_is_shown_as_itself_however_it_was_spelled",),
+    ),
+    Mutant(
+        name="the example lets a second line follow a harmless one",
+        promise="D7",
+        file="examples/shell_policy.yaml",
+        old="'^(pwd|",
+        new="'(?m)^(pwd|",
+        tests=(_OF_THE_EXAMPLE + "test_everything_that_is_not_known_to_be_harmless_is_asked_about",),
+    ),
+    Mutant(
+        name="the example repeats what an attempt that died may have run",
+        promise="G1",
+        file="examples/shell_agent.py",
+        old='"idempotency": "at_most_once"',
+        new='"idempotency": "safe_to_retry"',
+        tests=(_OF_THE_EXAMPLE + "test_a_person_grants_one_command_and_denies_another",),
     ),
 )

@@ -247,4 +247,15 @@ OF_CONTROL = (
             "test_another_web_server_is_told_from_a_door_and_no_redirect_is_followed",
         ),
     ),
+    Mutant(
+        name="a door that may have missed a revocation answers as if it had not",
+        promise="G7",
+        file="kernel/door/auth.py",
+        old="if not self._control.is_level:",
+        new="if False:",
+        tests=(
+            "tests/integration/test_door_control_lag.py::"
+            "test_a_door_that_may_have_missed_a_revocation_answers_neither_keys_nor_signatures",
+        ),
+    ),
 )

@@ -47,7 +47,7 @@ async def newest_entry(log: JetStreamLog, execution_id: str) -> object:
 
 
 async def test_a_proceed_is_on_record_when_it_arrives(kernel: Kernel, log: JetStreamLog):
-    lease = await (await kernel.agent()).start()
+    lease = await (await kernel.agent()).acknowledged()
     step = await lease.proceed("pay", {"amount": 1})
     entry = await newest_entry(log, lease.execution_id)
     assert isinstance(entry, StepSubmitted)

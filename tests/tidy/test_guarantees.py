@@ -14,9 +14,9 @@ PAGE = "docs/guarantees.md"
 GUARANTEES = [f"G{number}" for number in range(1, 10)]
 PARTS = ("**Promise.**", "**Rests on.**", "**Limits.**")
 
-_HEADING = re.compile(r"^## (G\d+) .+$", re.MULTILINE)
+_HEADING = re.compile(r"^## ([GS]\d+) .+$", re.MULTILINE)
 _TEST = re.compile(r"^- `(tests/[^`]+)`$")
-_FILE = re.compile(r"`((?:schemas|kernel|workers|deploy|tests)/[\w./-]+)`")
+FILE = re.compile(r"`((?:schemas|kernel|workers|deploy|tests)/[\w./-]+)`")
 _SILENCING = {"skip", "skipif", "xfail", "importorskip", "SkipTest", "__test__"}
 _BASES_DEEP_MAX = 10
 
@@ -140,12 +140,12 @@ def test_every_guarantee_of_the_design_is_promised(page: list[Promise]) -> None:
 def test_every_promise_says_what_it_rests_on_and_where_it_ends(page: list[Promise]) -> None:
     missing = [f"{promise.name}: {part}" for promise in page for part in PARTS if part not in promise.text]
     assert missing == []
-    nameless = [promise.name for promise in page if not _FILE.search(promise.text.partition("Tests:")[0])]
+    nameless = [promise.name for promise in page if not FILE.search(promise.text.partition("Tests:")[0])]
     assert nameless == []
 
 
 def test_every_file_that_is_named_exists(page: list[Promise]) -> None:
-    named = {name for promise in page for name in _FILE.findall(promise.text)}
+    named = {name for promise in page for name in FILE.findall(promise.text)}
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
 
 
