@@ -79,11 +79,14 @@ class AgentCalls:
 
     async def _decide(self, request: Request, entry: StepSubmitted, args: Plain) -> Decided:
         """Append a submission with the verdict of policy on it. The one it came with stands for none."""
-        owner = await self._auth.owner(request, entry.execution_id, shard_of(entry.execution_id, self._shards))
+        shard = shard_of(entry.execution_id, self._shards)
+        owner = await self._auth.owner(request, entry.execution_id, shard)
         verdict, token = await self._policing.judge(owner, entry, args, deadline=request.deadline)
         entry = replace(entry, tenant=owner.tenant, verdict=verdict)
         try:
-            answer = await self._appending.to_owned(request, entry, Decided)
+            answer = await self._appending.append(
+                request, entry, self._appending.encoded(entry), shard=shard, expected=Decided
+            )
         except KernelError as error:
             if not isinstance(error, OutcomeUnknown):
                 await self._policing.settle(token, None)
