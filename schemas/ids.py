@@ -3,8 +3,8 @@
 Ids are made from data (a time and random bytes handed in), so that whoever needs determinism can supply both.
 """
 
-import os
 import re
+import secrets
 import time
 
 AGENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
@@ -27,7 +27,7 @@ def uuid7_from(unix_ms: int, random: bytes) -> str:
 
 def new_uuid7() -> str:
     """Return a fresh UUIDv7 from the system's clock and randomness."""
-    return uuid7_from(time.time_ns() // 1_000_000, os.urandom(RANDOM_BYTES))
+    return uuid7_from(time.time_ns() // 1_000_000, secrets.token_bytes(RANDOM_BYTES))
 
 
 def uuid7_ms(uuid: str) -> int:
