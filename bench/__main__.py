@@ -9,6 +9,7 @@ import uvloop
 
 from bench import machine
 from bench.agents import serving
+from bench.neighbours import Neighbours
 from bench.processes import Processes
 from bench.publishing import Publisher, publishing
 from bench.ratios import HEAD, Bar, Row, in_turn, say
@@ -32,6 +33,7 @@ async def measure() -> list[Row]:
         rows.append(await rebuilding.row(rows[0].values))
         rows.append(await rebuilding.two_projectors_row(submissions))
         rows += await replay_rows(processes, agents, rebuilding)
+        rows += await (await Neighbours.ready(processes, agents)).rows()
         submissions.close()
         print()
         for line in (submissions.cost_line(), *await sizes.lines()):

@@ -33,6 +33,8 @@ class Agents:
     """All agents of a run. Made by `serving`."""
 
     def __init__(self) -> None:
+        self.url = ""
+        """Where their webhooks go; the id of the agent is added as the last part of the path."""
         self.arrivals: dict[str, float] = {}
         """Execution id to the time, on the performance counter, of its last webhook."""
         self.held: dict[str, Held] = {}
@@ -87,22 +89,25 @@ async def serving(processes: Processes) -> AsyncIterator[Agents]:
     """Register the agents, with an endpoint that is open meanwhile."""
     agents = Agents()
     server = await asyncio.get_running_loop().create_server(lambda: _Endpoint(agents), "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    agents.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     connection = (await connect(processes.door_port, 1))[0]
     try:
         for agent_id in AGENTS:
-            await connection.exchange(register(processes.api_key, agent_id, f"{url}/{agent_id}"))
+            await connection.exchange(register(processes.api_key, agent_id, f"{agents.url}/{agent_id}"))
         yield agents
     finally:
         connection.close()
         server.close()
 
 
-async def created(processes: Processes, agents: Agents, count: int) -> list[Held]:
+async def created(
+    processes: Processes, agents: Agents, count: int, *, api_key: str = "", agent_ids: Sequence[str] = AGENTS
+) -> list[Held]:
     """Create executions, spread over the agents, and return them when each has its lease."""
     known = set(agents.held)
     connections = await connect(processes.door_port, CREATING_CONNECTIONS)
-    requests = [create(processes.api_key, AGENTS[number % len(AGENTS)]) for number in range(count)]
+    key = api_key or processes.api_key
+    requests = [create(key, agent_ids[number % len(agent_ids)]) for number in range(count)]
     try:
         await Load(connections, [iter(requests[at :: len(connections)]) for at in range(len(connections))]).finish()
     finally:

@@ -30,6 +30,7 @@ class Processes:
         self.folder = Path(tempfile.mkdtemp(prefix="stepwell-bench-"))
         self.servers = EmbeddedServers(self.folder)
         self.api_key = f"key-{secrets.token_hex(12)}"
+        self.operator_key = f"operator-{secrets.token_hex(12)}"
         self.door_port = 0
         self.echo_port = 0
         self.pids: dict[str, int] = {}
@@ -71,6 +72,7 @@ class Processes:
             "STEPWELL_REDIS_URL": self.servers.valkey.url,
             "STEPWELL_MASTER_KEY": secrets.token_hex(16),
             "STEPWELL_API_KEY": self.api_key,
+            "STEPWELL_OPERATOR_KEY": self.operator_key,
             "STEPWELL_NO_POLICY": "allow",
             "STEPWELL_DISPATCH_LEASE_TIMEOUT": f"{LEASE_SECONDS}s",
             # The agents of the measures listen on this machine.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from bench.connections import Connection
 from kernel.domain.canonical import args_hash
 from kernel.domain.identity import step_id
 from kernel.domain.json_values import read_object
@@ -96,6 +97,18 @@ def register(api_key: str, agent_id: str, webhook_url: str) -> bytes:
 def create(api_key: str, agent_id: str) -> bytes:
     document = {"agent_id": agent_id, "input": {"question": "what is the weather like tomorrow?"}}
     return _post("/v0/executions", json.dumps(document).encode(), f"Authorization: Bearer {api_key}")
+
+
+def put_tenant(operator_key: str, tenant: str, **quotas: int) -> bytes:
+    document = {"id": tenant, "quotas": quotas}
+    return _post("/v0/tenants", json.dumps(document).encode(), f"Authorization: Bearer {operator_key}")
+
+
+async def make_key(connection: Connection, operator_key: str, tenant: str) -> str:
+    """Make a bearer key for a tenant's executions and agents."""
+    document = {"name": "bench", "tenant": tenant, "scopes": ["executions:read", "executions:write", "agents:admin"]}
+    request = _post("/v0/keys", json.dumps(document).encode(), f"Authorization: Bearer {operator_key}")
+    return json.loads(await connection.exchange(request))["key"]
 
 
 def _post(target: str, body: bytes, *headers: str) -> bytes:

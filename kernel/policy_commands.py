@@ -90,9 +90,10 @@ def _judge(bundle: Bundle, call: Call, say: Say) -> int:
     for rule in passed:
         say(f"  {rule.rule_id}: does not match, {rule.part} does not hold")
     is_rule = len(passed) < len(bundle.rules)
+    asked = bundle.rules[len(passed)].then.approval if is_rule else None
     why = "matches in every part" if is_rule else _BUILT_IN[verdict.rule_id]
     say(f"  {verdict.rule_id}: {why}")
-    for line in _terms(verdict):
+    for line in _terms(verdict, is_default_time=asked is None or asked.timeout_ms is None):
         say(f"    {line}")
     match verdict.decision:
         case "allow":
@@ -106,13 +107,15 @@ def _judge(bundle: Bundle, call: Call, say: Say) -> int:
             return EXIT_APPROVAL
 
 
-def _terms(verdict: Verdict) -> list[str]:
+def _terms(verdict: Verdict, *, is_default_time: bool) -> list[str]:
     lines: list[str] = []
     approval, limit = verdict.approval, verdict.rate_limit
     if approval is not None:
         who = ", ".join(approval.approvers) or "whoever may decide approvals"
         apart = ", but never who created the execution" if approval.separate_requester else ""
-        lines.append(f"approved by {who}{apart}, within {approval.timeout_ms / 1000:g} s")
+        # A server may be set up otherwise, and nothing here can know it.
+        unless = ", or what STEPWELL_APPROVAL_TIMEOUT of the server says" if is_default_time else ""
+        lines.append(f"approved by {who}{apart}, within {approval.timeout_ms / 1000:g} s{unless}")
     if limit is not None:
         lines.append(f"at most {limit.max_calls} calls in {limit.window_ms / 1000:g} s, counted per {limit.per}")
     if verdict.token_budget_max:

@@ -30,6 +30,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     unreachable_seconds: float = 300.0
     deadline_seconds: float | None = None
     life_seconds: float = 720 * 3600.0
+    approval_timeout_seconds: float = 15 * 60.0
+    """How long an approval waits for a decision where its rule names no time of its own."""
     signature_window_seconds: int = 300
     public_prefixes: tuple[str, ...] = ()
     webhook_allow_networks: tuple[IPv4Network | IPv6Network, ...] = ()
@@ -42,8 +44,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     republish_seconds: float = 2.0
     in_flight_max: int = 4096
     """Requests a door lets wait for the log at once; more wait inside their budget."""
+    in_flight_share_max: int = 256
+    """Of these, those of one tenant in one shard."""
     requests_open_max: int = 16_384
     """Requests a door has open at once, whatever they wait for; more are refused."""
+    requests_open_share_max: int = 4096
+    """Of these, those of one tenant."""
     clock_skew_seconds_max: float = 1.0
     control_lag_seconds_max: float = 1.0
     control_poll_seconds: float = 0.25

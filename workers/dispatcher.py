@@ -6,6 +6,7 @@ its own places alone, because no loop here ever waits for a delivery.
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import assert_never
@@ -18,6 +19,7 @@ from workers.dispatching.appends import Appends
 from workers.dispatching.claims import Claims
 from workers.dispatching.delivery import Deliveries
 from workers.dispatching.entries import agent_missing, approval_expired, deadline_passed, lease_expired
+from workers.dispatching.slots import Slot, Slots
 from workers.dispatching.tasks import Tasks
 from workers.dispatching.turns import Owner, Returns, Turn, Turns
 from workers.webhook import WebhookSender
@@ -31,6 +33,7 @@ NOT_LEVEL_MS = 250
 PAUSE_SECONDS_MIN = 0.02
 """Between two looks that found nothing, whatever the view says is due next."""
 PAUSE_SECONDS_MAX = 2.0
+JITTER_STEPS = 1000
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +61,7 @@ class Dispatcher:
         self._deliveries = Deliveries(
             log=log, claims=self._claims, control=control, sender=sender or WebhookSender(settings)
         )
+        self._slots = Slots(view, name=name, delivery_seconds=settings.delivery_seconds)
         self._appends = Appends(log)
         self._turns = Turns(open_max=settings.deliveries_max)
         self._returns = Returns()
@@ -157,10 +161,42 @@ class Dispatcher:
 
     async def _deliver(self, turn: Turn, tasks: Tasks) -> None:
         try:
-            await self._deliveries.deliver(turn.shard, turn.item)
+            slot = await self._take_slot(turn)
+            if slot is not None:
+                async with slot:
+                    self._admit(turn, tasks)
+                    await self._deliveries.deliver(turn.shard, turn.item, slot)
+                # Its slot is free again, here first.
+                self._turns.admit(turn)
         finally:
             self._turns.finish(turn)
         self._start_ready(tasks)
+
+    async def _take_slot(self, turn: Turn) -> Slot | None:
+        """Return the slot of a delivery whose turn it is; None where it has to wait, which uses up no attempt."""
+        item = turn.item
+        agent = self._control.agent(item.tenant, item.agent_id)
+        try:
+            slot = await self._slots.take(item, limit=turn.limit if agent is None else agent.max_concurrency)
+            if slot is None:
+                delay_ms = int(self._refuse(turn) * 1000)
+                await self._view.defer(turn.shard, [item], delay_ms=delay_ms)
+                # The loop asks when that will be, and is there in time.
+                self._woken[turn.shard].set()
+        except Unavailable as error:
+            # Nothing is sent that nobody counts. The item comes back with the end of its hold.
+            logger.info("execution %s: no webhook slot can be taken: %s", item.execution_id, error)
+            self._refuse(turn)
+            return None
+        return slot
+
+    def _admit(self, turn: Turn, tasks: Tasks) -> None:
+        self._turns.admit(turn)
+        self._start_ready(tasks)
+
+    def _refuse(self, turn: Turn) -> float:
+        jitter = secrets.randbelow(JITTER_STEPS) / JITTER_STEPS
+        return self._turns.refuse(turn, now=_now(), jitter=jitter)
 
     async def _give_back_waiting(self) -> None:
         waiting: dict[int, list[DueItem]] = {}

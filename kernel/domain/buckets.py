@@ -20,8 +20,13 @@ def bucket_digest(rule_id: str, terms: RateTerms) -> bytes:
 def shared_bucket(rule_id: str, terms: RateTerms, agent_id: str) -> bytes:
     """Return the 16 bytes that name a rule's bucket in a tenant: one for each agent, or one for all of them."""
     whose = f"agent/{agent_id}" if terms.per == "agent" else "global"
-    # No agent id holds a line break, so no two of these are one text.
+    # No agent id holds a line break, so no two of these are one text, nor that of a quota.
     return _digest(f"{whose}\n{terms.max_calls}/{terms.window_ms}/{rule_id}")
+
+
+def quota_bucket(quota: str, limit: int) -> bytes:
+    """Return the 16 bytes that name a tenant's bucket of a quota per second: another limit is another bucket."""
+    return _digest(f"quota\n{limit}/{quota}")
 
 
 def filled(bucket: BucketRecord | None, terms: RateTerms, now: int) -> int:

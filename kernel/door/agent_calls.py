@@ -17,6 +17,7 @@ from kernel.door.fetching import NO_TEXTS, Shelf, Texts
 from kernel.door.freshness import POLL_SECONDS_MAX
 from kernel.door.large_bodies import read_document
 from kernel.door.policing import Policing
+from kernel.door.quotas import Quotas
 from kernel.door.rendering import decision_response, outcome_response
 from kernel.ports import DoorView
 from kernel.settings import Settings
@@ -45,11 +46,13 @@ class AgentCalls:
         auth: Auth,
         appending: Appending,
         policing: Policing,
+        quotas: Quotas,
         shelf: Shelf,
         view: DoorView,
     ) -> None:
         self._auth = auth
         self._policing = policing
+        self._quotas = quotas
         self._appending = appending
         self._shelf = shelf
         self._view = view
@@ -79,6 +82,7 @@ class AgentCalls:
 
     async def _decide(self, request: Request, entry: StepSubmitted, args: Plain) -> Decided:
         """Append a submission with the verdict of policy on it. The one it came with stands for none."""
+        await self._quotas.admit_step(request)
         shard = shard_of(entry.execution_id, self._shards)
         owner = await self._auth.owner(request, entry.execution_id, shard)
         verdict, token = await self._policing.judge(owner, entry, args, deadline=request.deadline)
@@ -134,6 +138,7 @@ class AgentCalls:
 
     async def _record_outcome(self, request: Request, entry: StepCompleted | StepFailed) -> Response:
         if entry.step_id == bodies.NO_STEP_ID:
+            await self._quotas.admit(request)
             await self._auth.owner(request, entry.execution_id, shard_of(entry.execution_id, self._shards))
             raise NotFound("step")
         answer = await self._appending.to_owned(request, entry, Recorded)

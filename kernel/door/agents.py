@@ -19,6 +19,7 @@ from kernel.door.exchange import NO_CONTENT, Request, Response, Signer
 from kernel.door.executions import principal_of
 from kernel.door.freshness import Freshness
 from kernel.door.large_bodies import read_document
+from kernel.door.quotas import Quotas
 from kernel.door.reading import query_map
 from kernel.door.rendering import agent_json, array_response
 from kernel.door.webhook_urls import check_webhook_url
@@ -38,8 +39,11 @@ CONCURRENCY_MAX = 1_000_000
 class AgentAdmin:
     """Handlers of the routes 3.17 to 3.20."""
 
-    def __init__(self, *, settings: Settings, control: Control, view: DoorView, freshness: Freshness) -> None:
+    def __init__(
+        self, *, settings: Settings, control: Control, quotas: Quotas, view: DoorView, freshness: Freshness
+    ) -> None:
         self._control = control
+        self._quotas = quotas
         self._view = view
         self._freshness = freshness
         self._shards = settings.shards
@@ -73,6 +77,7 @@ class AgentAdmin:
             ),
         )
         await check_webhook_url(url, self._allowed_networks)
+        await self._quotas.admit(request)
         accepted = await submitted(self._control, entry, request)
         agent = self._known(principal.tenant, agent_id)
         return Response(status=201 if accepted.is_new else 200, body=agent_json(agent))
@@ -96,6 +101,7 @@ class AgentAdmin:
         cursor = query.get("cursor", "")
         if cursor and not AGENT_ID.fullmatch(cursor):
             raise Invalid("not a cursor", path="cursor")
+        await self._quotas.admit(request)
         agents = [agent for agent in self._control.agents(principal_of(request).tenant) if agent.agent_id > cursor]
         rendered = [agent_json(agent) for agent in agents[:limit]]
         count = paging.fitting([len(each) + 1 for each in rendered], paging.PAGE_BYTES_MAX, is_first=True)
@@ -103,6 +109,7 @@ class AgentAdmin:
         return array_response(rendered[:count], next_cursor=next_cursor)
 
     async def get_agent(self, request: Request) -> Response:
+        await self._quotas.admit(request)
         agent = self._known(principal_of(request).tenant, agent_id_of(request))
         return Response(status=200, body=agent_json(agent))
 
@@ -118,6 +125,7 @@ class AgentAdmin:
         """Delete an agent without live executions. One created meanwhile fails when its dispatch finds no agent."""
         principal = principal_of(request)
         agent_id = agent_id_of(request)
+        await self._quotas.admit(request)
         self._known(principal.tenant, agent_id)
         live = await together(
             self._freshness.read(
@@ -153,6 +161,7 @@ class AgentAdmin:
             input_schema=_schema(fields, "input_schema"),
             output_schema=_schema(fields, "output_schema"),
         )
+        await self._quotas.admit(request)
         if agent_id_of(request) != signer.agent_id:
             raise NotFound("agent")
         await submitted(self._control, entry, request)

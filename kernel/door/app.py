@@ -11,6 +11,7 @@ from typing import Any
 
 from kernel.control.control import Control
 from kernel.domain.errors import KernelError, OutcomeUnknown, Unavailable
+from kernel.door.admission import Shares
 from kernel.door.agent_calls import AgentCalls
 from kernel.door.agents import AgentAdmin
 from kernel.door.appending import Appending
@@ -18,7 +19,7 @@ from kernel.door.approvals import Approvals
 from kernel.door.auth import Auth
 from kernel.door.changes import Changes
 from kernel.door.events import Events
-from kernel.door.exchange import Handler, Request, Response
+from kernel.door.exchange import Handler, Request, Response, tenant_of
 from kernel.door.executions import Executions
 from kernel.door.fetching import Shelf
 from kernel.door.freshness import Freshness
@@ -30,6 +31,7 @@ from kernel.door.pipeline import Pipeline
 from kernel.door.policies import PolicyAdmin
 from kernel.door.policing import Policing
 from kernel.door.presence import Presence
+from kernel.door.quotas import Quotas
 from kernel.door.reading import Bodies, ClientGone, Receive, header_map
 from kernel.door.records import Records
 from kernel.door.refusals import INTERNAL, refusal_response
@@ -64,6 +66,7 @@ class Door:
         self._budget_seconds = settings.budget_seconds
         self._drain_seconds = settings.drain_seconds
         self._open_max = settings.requests_open_max
+        self._shares = Shares(settings.requests_open_share_max)
         self._router = Router()
         self._metrics = Metrics()
         freshness = Freshness(settings.shards, losses=lambda: view.losses)
@@ -73,7 +76,8 @@ class Door:
             settings=settings, log=log, view=view, control=control, freshness=freshness, gate=gate
         )
         self._pipeline = Pipeline(settings=settings, log=log, view=view, freshness=freshness, gate=gate)
-        appending = Appending(settings=settings, auth=self._auth, pipeline=self._pipeline, name=name)
+        quotas = Quotas(settings=settings, control=control, view=view)
+        appending = Appending(settings=settings, auth=self._auth, quotas=quotas, pipeline=self._pipeline, name=name)
         records = Records(shards=settings.shards, view=view, auth=self._auth, freshness=freshness)
         shelf = Shelf(log)
         self._changes = Changes(settings.shards)
@@ -83,6 +87,7 @@ class Door:
                 auth=self._auth,
                 appending=appending,
                 policing=Policing(settings=settings, control=control, view=view),
+                quotas=quotas,
                 shelf=shelf,
                 view=view,
             ),
@@ -90,18 +95,19 @@ class Door:
                 settings=settings,
                 control=control,
                 appending=appending,
+                quotas=quotas,
                 records=records,
                 shelf=shelf,
                 view=view,
                 freshness=freshness,
             ),
-            Steps(records=records, shelf=shelf),
-            Events(settings=settings, records=records, shelf=shelf, changes=self._changes),
-            AgentAdmin(settings=settings, control=control, view=view, freshness=freshness),
-            PolicyAdmin(control=control),
-            KeyAdmin(control=control),
+            Steps(quotas=quotas, records=records, shelf=shelf),
+            Events(settings=settings, quotas=quotas, records=records, shelf=shelf, changes=self._changes),
+            AgentAdmin(settings=settings, control=control, quotas=quotas, view=view, freshness=freshness),
+            PolicyAdmin(control=control, quotas=quotas),
+            KeyAdmin(control=control, quotas=quotas),
             TenantAdmin(control=control),
-            Approvals(settings=settings, appending=appending, view=view, freshness=freshness),
+            Approvals(settings=settings, appending=appending, quotas=quotas, view=view, freshness=freshness),
             Operations(is_ready=self.is_ready, trouble=self._trouble, metrics=self._metrics),
         )
         self._open: set[asyncio.Task[None]] = set()
@@ -115,6 +121,9 @@ class Door:
             lambda: sum(log.is_silent(shard) for shard in range(settings.shards)),
         )
         self._metrics.gauge("stepwell_requests_in_flight", "Requests waiting for the log.", lambda: self.in_flight)
+        self._metrics.gauge(
+            "stepwell_quota_waiting", "Requests over a quota, waiting for room.", lambda: quotas.waiting
+        )
 
     # ------------------------------------------------------------ life
 
@@ -241,7 +250,15 @@ class Door:
             arrived_at=arrived_at,
             deadline=deadline,
         )
-        return await self._handlers[route.operation](request)
+        if route.access == "open":
+            return await self._handlers[route.operation](request)
+        tenant = tenant_of(caller)
+        if not self._shares.try_enter(tenant):
+            raise Unavailable("too many requests of this tenant are open")
+        try:
+            return await self._handlers[route.operation](request)
+        finally:
+            self._shares.leave(tenant)
 
     def _check_room(self) -> None:
         if self._is_draining:

@@ -10,8 +10,9 @@ import msgspec
 from kernel.domain.errors import InvariantBroken, OutcomeUnknown, TooLarge, Unavailable
 from kernel.domain.identity import shard_of
 from kernel.door.auth import Auth
-from kernel.door.exchange import Principal, Request, Signer
+from kernel.door.exchange import Request, tenant_of
 from kernel.door.pipeline import Pipeline
+from kernel.door.quotas import Quotas
 from kernel.door.refusals import error_of
 from kernel.ports import Outgoing
 from kernel.settings import Settings
@@ -66,9 +67,10 @@ def decided() -> Generator[None]:
 class Appending:
     """Appends the entries of requests."""
 
-    def __init__(self, *, settings: Settings, auth: Auth, pipeline: Pipeline, name: str) -> None:
+    def __init__(self, *, settings: Settings, auth: Auth, quotas: Quotas, pipeline: Pipeline, name: str) -> None:
         self._shards = settings.shards
         self._auth = auth
+        self._quotas = quotas
         self._pipeline = pipeline
         self._name = name
         self._entry_bytes_max = settings.entry_bytes_max
@@ -77,17 +79,9 @@ class Appending:
 
     def stamp(self, request: Request, execution_id: str) -> Stamp:
         """Return a fresh stamp. One request makes one entry, whose id stays the same however often it is sent."""
-        caller = request.caller
-        match caller:
-            case Principal():
-                tenant = caller.tenant
-            case Signer():
-                tenant = caller.tenants[0]
-            case _:
-                raise InvariantBroken("an open route makes no entries")
         return Stamp(
             id=new_uuid7(),
-            tenant=tenant,
+            tenant=tenant_of(request.caller),
             execution_id=execution_id,
             at=time.time_ns() // 1000,
             expires=request.arrived_at + self._expires_micros,
@@ -97,6 +91,7 @@ class Appending:
         """Append an entry to the caller's own execution and return what the fold answers, or raise its refusal."""
         shard = shard_of(entry.execution_id, self._shards)
         payload = self.encoded(entry)
+        await self._quotas.admit(request)
         owner = await self._auth.owner(request, entry.execution_id, shard)
         if owner.tenant != entry.tenant:
             # The signature verified in several tenants, and another one than the first owns the execution.

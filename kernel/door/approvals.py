@@ -16,6 +16,7 @@ from kernel.door.exchange import NO_CONTENT, NO_CONTENT_REPLAYED, Principal, Req
 from kernel.door.executions import principal_of
 from kernel.door.freshness import Freshness
 from kernel.door.large_bodies import read_document
+from kernel.door.quotas import Quotas
 from kernel.door.reading import query_map
 from kernel.door.rendering import approval_json, array_response
 from kernel.ports import ApprovalQuery, DoorView, ListedApproval
@@ -38,8 +39,11 @@ _PATH = "/v0/approvals"
 class Approvals:
     """Handlers of the routes 3.23 to 3.25."""
 
-    def __init__(self, *, settings: Settings, appending: Appending, view: DoorView, freshness: Freshness) -> None:
+    def __init__(
+        self, *, settings: Settings, appending: Appending, quotas: Quotas, view: DoorView, freshness: Freshness
+    ) -> None:
         self._appending = appending
+        self._quotas = quotas
         self._view = view
         self._freshness = freshness
         self._shards = settings.shards
@@ -47,7 +51,9 @@ class Approvals:
     # ------------------------------------------------------------ read
 
     async def get_approval(self, request: Request) -> Response:
-        approval = await self._found(request, bodies.approval_id_of(request))
+        approval_id = bodies.approval_id_of(request)
+        await self._quotas.admit(request)
+        approval = await self._found(request, approval_id)
         return Response(status=200, body=approval_json(approval))
 
     async def list_approvals(self, request: Request) -> Response:
@@ -56,6 +62,7 @@ class Approvals:
         is_whole = "limit" not in query and "cursor" not in query
         limit = None if is_whole else paging.limit_of(query, default=LIMIT_DEFAULT, maximum=LIMIT_MAX)
         asked = _query_of(query, limit)
+        await self._quotas.admit(request)
         if asked.agent_id and not AGENT_ID.fullmatch(asked.agent_id):
             # No agent has such an id; the view is not asked about text that it builds no key from.
             return array_response((), next_cursor="")
@@ -115,6 +122,7 @@ class Approvals:
             key=bodies.request_key(request, document, f"{_PATH}/{approval_id}/{verb}"),
         )
         self._appending.encoded(entry)
+        await self._quotas.admit(request)
         execution_id = (await self._found(request, approval_id)).execution_id
         entry = replace(entry, execution_id=execution_id)
         payload = self._appending.encoded(entry)

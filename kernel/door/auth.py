@@ -187,12 +187,14 @@ class Auth:
     # ------------------------------------------------------------ ownership
 
     async def owner(self, request: Request, execution_id: str, shard: int) -> Located:
-        """Return whose the execution is, where it is the caller's; else raise NotFound. Read from the view once."""
+        """Return whose the execution is, where it is the caller's; else raise NotFound. Read once for its owner."""
         located = self._located.get(execution_id)
-        if located is None:
-            located = await self._locate(execution_id, shard, request.deadline)
-        else:
+        if located is not None and _owns(request.caller, located):
             self._located.move_to_end(execution_id)
+            return located
+        # A foreign id is looked up as an unknown one is, whosever it is known to be: what a door remembers of others
+        # must show neither in the time of a refusal nor in its words while the view is away.
+        located = await self._locate(execution_id, shard, request.deadline)
         if located is None or not _owns(request.caller, located):
             raise NotFound("execution")
         return located

@@ -9,6 +9,7 @@ from kernel.door import bodies, paging
 from kernel.door.changes import Changes
 from kernel.door.exchange import Request, Response
 from kernel.door.fetching import Shelf
+from kernel.door.quotas import Quotas
 from kernel.door.reading import query_map
 from kernel.door.records import Records
 from kernel.door.rendering import array_response, event_bodies, event_json
@@ -28,7 +29,8 @@ LAST_LOOK_SECONDS = 2.0
 class Events:
     """Handler of the route 3.4."""
 
-    def __init__(self, *, settings: Settings, records: Records, shelf: Shelf, changes: Changes) -> None:
+    def __init__(self, *, settings: Settings, quotas: Quotas, records: Records, shelf: Shelf, changes: Changes) -> None:
+        self._quotas = quotas
         self._records = records
         self._shelf = shelf
         self._changes = changes
@@ -40,6 +42,7 @@ class Events:
         after = paging.whole_number(query["after_seq"], path="after_seq") if "after_seq" in query else 0
         limit = paging.limit_of(query, default=LIMIT_DEFAULT, maximum=LIMIT_MAX)
         wait_seconds = paging.seconds_of(query, "wait", maximum=WAIT_SECONDS_MAX)
+        await self._quotas.admit(request)
         header, events = await self._read(request, execution_id, after, limit)
         if wait_seconds and not events and not header.is_terminal:
             ends_at = request.deadline - self._budget_seconds + wait_seconds

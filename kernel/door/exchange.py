@@ -33,6 +33,17 @@ class Nobody(msgspec.Struct, frozen=True):
 Caller = Principal | Signer | Nobody
 
 
+def tenant_of(caller: Caller) -> str:
+    """Return the tenant that a request counts for: the first in which its signature verified; empty for nobody."""
+    match caller:
+        case Principal():
+            return caller.tenant
+        case Signer():
+            return caller.tenants[0]
+        case Nobody():
+            return ""
+
+
 class Request(msgspec.Struct, frozen=True, gc=False):
     """A request whose route, size and caller are settled. Everything else about it is still unchecked."""
 

@@ -15,6 +15,7 @@ from kernel.door.exchange import NO_CONTENT, Principal, Request, Response
 from kernel.door.fetching import Shelf
 from kernel.door.freshness import Freshness
 from kernel.door.large_bodies import read_document
+from kernel.door.quotas import Quotas
 from kernel.door.reading import query_map
 from kernel.door.records import Records
 from kernel.door.rendering import execution_bodies, execution_json, replayed_headers
@@ -42,6 +43,7 @@ class Executions:
         settings: Settings,
         control: Control,
         appending: Appending,
+        quotas: Quotas,
         records: Records,
         shelf: Shelf,
         view: DoorView,
@@ -49,6 +51,7 @@ class Executions:
     ) -> None:
         self._control = control
         self._appending = appending
+        self._quotas = quotas
         self._records = records
         self._shelf = shelf
         self._view = view
@@ -87,6 +90,7 @@ class Executions:
             key=None if key is None else bodies.create_request_key(key, document, _PATH),
         )
         payload = self._appending.encoded(entry)
+        await self._quotas.admit_create(request)
         if self._control.agent(principal.tenant, agent_id) is None:
             raise NotFound("agent")
         shard = shard_of(execution_id, self._shards)
@@ -113,6 +117,7 @@ class Executions:
 
     async def get_execution(self, request: Request) -> Response:
         execution_id = bodies.execution_id_of(request)
+        await self._quotas.admit(request)
         header, _ = await self._records.read(request, execution_id)
         return Response(status=200, body=await self._json(header, request))
 
@@ -131,6 +136,7 @@ class Executions:
     async def list_executions(self, request: Request) -> Response:
         tenant = principal_of(request).tenant
         query = _query_of(request)
+        await self._quotas.admit(request)
         if query.agent_id and not AGENT_ID.fullmatch(query.agent_id):
             # No agent has such an id; the view is not asked about text that it builds no key from.
             return Response(status=200, body=encode_http(ExecutionPage(executions=())))

@@ -16,6 +16,7 @@ from kernel.door.changing import now_micros, submitted
 from kernel.door.exchange import NO_CONTENT, Principal, Request, Response
 from kernel.door.executions import principal_of
 from kernel.door.large_bodies import read_document
+from kernel.door.quotas import Quotas
 from kernel.door.reading import query_map
 from kernel.door.rendering import array_response
 from schemas import http
@@ -39,8 +40,9 @@ class KeyAdmin:
     for it the others are unknown.
     """
 
-    def __init__(self, *, control: Control) -> None:
+    def __init__(self, *, control: Control, quotas: Quotas) -> None:
         self._control = control
+        self._quotas = quotas
 
     async def create_key(self, request: Request) -> Response:
         principal = principal_of(request)
@@ -52,6 +54,7 @@ class KeyAdmin:
         if not _is_operator(principal) and (tenant != principal.tenant or OPERATOR in scopes):
             # The same whether that tenant exists or not.
             raise Forbidden("only a key with the scope operator may give that scope, or keys of another tenant")
+        await self._quotas.admit(request)
         key = KEY_PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(KEY_BYTES)).decode().rstrip("=")
         entry = KeyCreated(
             id=new_uuid7(),
@@ -85,6 +88,7 @@ class KeyAdmin:
         after = parse_uuid(cursor) if cursor else ""
         if after is None:
             raise Invalid("not a cursor", path="cursor")
+        await self._quotas.admit(request)
         tenant = query.get("tenant") if _is_operator(principal) else principal.tenant
         keys = [each for each in self._control.keys.listed(tenant) if each.key_id > after and _reaches(principal, each)]
         has_more = len(keys) > limit
@@ -97,6 +101,7 @@ class KeyAdmin:
         key_id = parse_uuid(request.names[0].decode("latin-1"))
         if key_id is None:
             raise Invalid("not a dashed UUID", path="key_id")
+        await self._quotas.admit(request)
         key = self._control.keys.get(key_id)
         if key is None or not _reaches(principal, key):
             raise NotFound("key")

@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from kernel.domain.errors import LogUnavailable, OutcomeUnknown, Unavailable, ViewUnavailable
-from kernel.door.concurrent import Slots
+from kernel.door.admission import Admission, Owner
 from kernel.door.freshness import Freshness
 from kernel.door.gate import Gate
 from kernel.ports import Acknowledged, DoorView, Log, Outgoing, Rejected
@@ -33,7 +33,7 @@ class Pipeline:
         self._freshness = freshness
         self._poll_seconds = settings.answer_poll_seconds
         self._republish_seconds = settings.republish_seconds
-        self._slots = Slots(settings.in_flight_max)
+        self._admission = Admission(settings.in_flight_max, share=settings.in_flight_share_max)
         self._waiting: dict[str, _Wait] = {}
         self._heard: list[tuple[int, float]] = [(-1, 0.0)] * settings.shards
 
@@ -49,8 +49,9 @@ class Pipeline:
         where the entry is certainly not in the log, OutcomeUnknown where it may be and the deadline passed.
         """
         self._gate.check(outgoing.shard)
-        if not self._slots.try_enter():
-            await self._enter(give_up_at)
+        owner = outgoing.tenant, outgoing.shard
+        if not self._admission.try_enter(owner):
+            await self._enter(owner, give_up_at)
         wait = _Wait(outgoing, give_up_at=give_up_at, deadline=deadline)
         self._waiting[outgoing.entry_id] = wait
         try:
@@ -61,7 +62,7 @@ class Pipeline:
             return decode_answer(raw)
         finally:
             del self._waiting[outgoing.entry_id]
-            self._slots.leave()
+            self._admission.leave(owner)
 
     def hear(self, payload: bytes) -> None:
         """Take the answers of one batch to their requests. What is not waited for any more is dropped."""
@@ -88,10 +89,10 @@ class Pipeline:
             wait.deadline = min(wait.deadline, now)
             wait.wake()
 
-    async def _enter(self, give_up_at: float) -> None:
+    async def _enter(self, owner: Owner, give_up_at: float) -> None:
         try:
             async with asyncio.timeout_at(give_up_at):
-                await self._slots.enter()
+                await self._admission.enter(owner)
         except TimeoutError as error:
             raise Unavailable("too many requests wait for the log") from error
 

@@ -10,6 +10,7 @@ from kernel.door.changing import now_micros, seconds_left, submitted
 from kernel.door.exchange import NO_CONTENT, Request, Response
 from kernel.door.executions import principal_of
 from kernel.door.large_bodies import read_document
+from kernel.door.quotas import Quotas
 from schemas import http
 from schemas.control import PolicySet
 from schemas.http import encode_http
@@ -19,8 +20,9 @@ from schemas.ids import new_uuid7
 class PolicyAdmin:
     """Handlers of the routes 3.21 and 3.22."""
 
-    def __init__(self, *, control: Control) -> None:
+    def __init__(self, *, control: Control, quotas: Quotas) -> None:
         self._control = control
+        self._quotas = quotas
 
     async def load_policy(self, request: Request) -> Response:
         """Replace the bundle of an agent, or remove it by the empty text."""
@@ -31,6 +33,7 @@ class PolicyAdmin:
         if bundle:
             await check_bundle(bundle, timeout_seconds=seconds_left(request))
         agent_id = agent_id_of(request)
+        await self._quotas.admit(request)
         self._policy(principal.tenant, agent_id)
         entry = PolicySet(
             id=new_uuid7(),
@@ -45,6 +48,7 @@ class PolicyAdmin:
 
     async def read_policy(self, request: Request) -> Response:
         agent_id = agent_id_of(request)
+        await self._quotas.admit(request)
         bundle, version = self._policy(principal_of(request).tenant, agent_id)
         return Response(
             status=200, body=encode_http(http.Policy(agent_id=agent_id, bundle=bundle, policy_version=version))

@@ -6,6 +6,7 @@ one that is not is given back, and a bucket without one refuses only what the fo
 
 import asyncio
 import logging
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -45,6 +46,7 @@ class Policing:
         self._control = control
         self._view = view
         self._shards = settings.shards
+        self._approval_timeout_ms = int(settings.approval_timeout_seconds * 1000)
         self._no_policy = settings.no_policy or ("allow" if settings.mode == "dev" else "deny")
 
     async def judge(
@@ -90,9 +92,15 @@ class Policing:
         if policy is None:
             return evaluate(None, call, version=0, no_policy="allow" if self._is_allowed(owner.tenant) else "deny")
         bundle = BROKEN if policy.bundle is None else policy.bundle
-        if len(bytes(entry.args)) <= ARGS_BYTES_INLINE_MAX:
-            return evaluate(bundle, call, version=policy.version, no_policy="deny")
-        return await asyncio.to_thread(evaluate, bundle, call, version=policy.version, no_policy="deny")
+        judge = partial(
+            evaluate,
+            bundle,
+            call,
+            version=policy.version,
+            no_policy="deny",
+            approval_timeout_ms=self._approval_timeout_ms,
+        )
+        return judge() if len(bytes(entry.args)) <= ARGS_BYTES_INLINE_MAX else await asyncio.to_thread(judge)
 
     def _is_allowed(self, tenant: str) -> bool:
         """Whether an agent without a bundle may do everything."""

@@ -4,6 +4,7 @@ from kernel.domain.errors import Invalid, InvariantBroken
 from kernel.door import bodies, paging
 from kernel.door.exchange import Request, Response
 from kernel.door.fetching import Shelf
+from kernel.door.quotas import Quotas
 from kernel.door.reading import query_map
 from kernel.door.records import STEPS_READ_MAX, Records
 from kernel.door.rendering import array_response, step_bodies, step_json
@@ -17,13 +18,15 @@ TERMINAL = "terminal"
 class Steps:
     """Handlers of the routes 3.8 and 3.9."""
 
-    def __init__(self, *, records: Records, shelf: Shelf) -> None:
+    def __init__(self, *, quotas: Quotas, records: Records, shelf: Shelf) -> None:
+        self._quotas = quotas
         self._records = records
         self._shelf = shelf
 
     async def get_step(self, request: Request) -> Response:
         execution_id = bodies.execution_id_of(request)
         step_id = bodies.step_id_of(request)
+        await self._quotas.admit(request)
         step = await self._records.step(request, execution_id, step_id)
         rendered = await self._rendered(request, execution_id, [step])
         return Response(status=200, body=rendered[0])
@@ -37,6 +40,7 @@ class Steps:
         is_whole = "limit" not in query and "cursor" not in query
         limit = None if is_whole else paging.limit_of(query, default=LIMIT_MAX, maximum=LIMIT_MAX)
         page = _Page(limit)
+        await self._quotas.admit(request)
         header, _ = await self._records.read(request, execution_id)
         while after < header.step_count and not page.is_over:
             chunk = await self._records.steps(

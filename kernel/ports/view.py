@@ -100,6 +100,8 @@ class Batch(msgspec.Struct, frozen=True):
     parked: tuple[Parked, ...]
     is_rebuilding: bool
     """Whether readers still have to wait after this batch."""
+    log_bytes: tuple[tuple[str, int], ...] = ()
+    """Tenants that entries of this batch belong to, and the bytes of all their entries in the shard's log by now."""
 
 
 class ProjectorView(Protocol):
@@ -117,6 +119,10 @@ class ProjectorView(Protocol):
 
     async def load(self, shard: int, fetches: Sequence[Fetch]) -> list[Fetched]:
         """One pipelined read."""
+        ...
+
+    async def log_bytes(self, shard: int) -> dict[str, int]:
+        """Return the bytes of every tenant's entries, as the last batch left them."""
         ...
 
     async def load_create_keys(self, shard: int, keys: Sequence[tuple[str, bytes]]) -> list[bytes | None]:
@@ -180,6 +186,18 @@ class DispatcherView(Protocol):
 
     async def defer(self, shard: int, items: Sequence[DueItem], *, delay_ms: int) -> None:
         """Give items back, due again after the delay."""
+        ...
+
+    async def take_slot(self, tenant: str, agent_id: str, *, holder: str, limit: int, hold_ms: int) -> bool:
+        """Take one of an agent's webhook slots, and say whether one was free: fewer than `limit` were held.
+
+        It ends by itself after `hold_ms`; until then the same holder may take it again, for as long anew, and is not
+        refused. Raises ViewUnavailable, and then it is unknown whether it was taken.
+        """
+        ...
+
+    async def give_slot(self, tenant: str, agent_id: str, *, holder: str) -> None:
+        """Give the holder's slot back, where it still has one."""
 
 
 class Seen(msgspec.Struct, Generic[T], frozen=True):
@@ -273,6 +291,25 @@ class DoorView(Protocol):
 
     async def give_token(self, tenant: str, bucket: bytes, *, max_calls: int, window_ms: int) -> None:
         """Give back a token that was taken for nothing."""
+        ...
+
+    async def draw_tokens(self, tenant: str, bucket: bytes, *, wanted: int, max_calls: int, window_ms: int) -> int:
+        """Take as many tokens as there are, up to `wanted`, and return how many that were."""
+        ...
+
+    async def spend(self, tenant: str, quota: str, *, day: int, limit: int, wanted: int, least: int) -> int:
+        """Take up to `wanted` of what a day's `limit` leaves, or nothing where less than `least` is left.
+
+        `day` counts from 1970. Returns what was taken.
+        """
+        ...
+
+    async def count_live(self, shard: int, tenant: str) -> int:
+        """Return how many executions of the tenant have not ended, as far as the view reflects the log."""
+        ...
+
+    async def count_log_bytes(self, shard: int, tenant: str) -> int:
+        """Return the bytes of the tenant's entries in the log, as far as the view reflects it."""
         ...
 
     async def beat(self, shards: Sequence[int]) -> None:

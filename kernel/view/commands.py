@@ -64,6 +64,8 @@ def apply_arguments(shard: int, token: str, batch: Batch) -> list[Argument]:
     _write_duties(arguments, keys, writes)
     _write_answers(arguments, shard, keys, batch)
     _write_rest(arguments, shard, keys, batch)
+    if batch.log_bytes:
+        arguments += ("HSET", keys.log_bytes, 2 * len(batch.log_bytes), *chain.from_iterable(batch.log_bytes))
     return arguments
 
 

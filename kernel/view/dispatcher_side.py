@@ -10,9 +10,9 @@ from kernel.domain.errors import InvariantBroken
 from kernel.ports import DueItem, DueWork
 from kernel.view.client import Client
 from kernel.view.headers import checked_header
-from kernel.view.keys import due_member, parse_due_member, place, shard_keys
+from kernel.view.keys import due_member, parse_due_member, place, shard_keys, slots_key
 from kernel.view.limits import SILENCE_MS_MAX
-from kernel.view.scripts import DEFER, TAKE_DUE
+from kernel.view.scripts import DEFER, TAKE_DUE, TAKE_SLOT
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,12 @@ class RedisDispatcherView:
         if items:
             members = [due_member(item.kind, place(item.tenant, item.execution_id, item.agent_id)) for item in items]
             await self._client.run(DEFER, (shard_keys(shard).due,), (delay_ms, *members))
+
+    async def take_slot(self, tenant: str, agent_id: str, *, holder: str, limit: int, hold_ms: int) -> bool:
+        return await self._client.run(TAKE_SLOT, (slots_key(tenant, agent_id),), (holder, limit, hold_ms)) == 1
+
+    async def give_slot(self, tenant: str, agent_id: str, *, holder: str) -> None:
+        await self._client.call("ZREM", slots_key(tenant, agent_id), holder)
 
 
 def _item(member: str, raw: bytes) -> DueItem | None:

@@ -23,16 +23,20 @@ from kernel.view.keys import (
     located,
     parse_approval_member,
     shard_keys,
+    spent_key,
 )
-from kernel.view.limits import SILENCE_MS_MAX
+from kernel.view.limits import SILENCE_MS_MAX, SPENT_KEPT_MS
 from kernel.view.ranges import approval_range, created_range, is_approval_match, is_match
-from kernel.view.scripts import BEAT, BUCKET, LIST, LIST_APPROVALS, RENEW
+from kernel.view.scripts import BEAT, BUCKET, LIST, LIST_APPROVALS, RENEW, SPEND
 from schemas.entries import Lease
+from schemas.events import EXECUTION_STATUSES, TERMINAL_EXECUTION
 from schemas.records import HEADER_FIELD, Header, decode_approval
 
 _EVICTION_REFUSED = (
     "the server may drop keys by itself (maxmemory-policy is {policy}); set maxmemory-policy to noeviction"
 )
+
+LIVE_STATUSES = tuple(status for status in EXECUTION_STATUSES if status not in TERMINAL_EXECUTION)
 
 
 class Evicting(ViewUnavailable):
@@ -123,10 +127,28 @@ class RedisDoorView:
         return Seen(seen.watermark_seq, seen.is_rebuilding, cast("int", seen.value))
 
     async def take_token(self, tenant: str, bucket: bytes, *, max_calls: int, window_ms: int) -> bool:
-        return await self._client.run(BUCKET, (bucket_key(tenant, bucket),), (max_calls, window_ms, 1)) == 1
+        return await self.draw_tokens(tenant, bucket, wanted=1, max_calls=max_calls, window_ms=window_ms) == 1
 
     async def give_token(self, tenant: str, bucket: bytes, *, max_calls: int, window_ms: int) -> None:
         await self._client.run(BUCKET, (bucket_key(tenant, bucket),), (max_calls, window_ms, -1))
+
+    async def draw_tokens(self, tenant: str, bucket: bytes, *, wanted: int, max_calls: int, window_ms: int) -> int:
+        reply = await self._client.run(BUCKET, (bucket_key(tenant, bucket),), (max_calls, window_ms, wanted))
+        return cast("int", reply)
+
+    async def spend(self, tenant: str, quota: str, *, day: int, limit: int, wanted: int, least: int) -> int:
+        arguments = (limit, wanted, least, SPENT_KEPT_MS)
+        return cast("int", await self._client.run(SPEND, (spent_key(tenant, quota, day),), arguments))
+
+    async def count_live(self, shard: int, tenant: str) -> int:
+        counted = await self._client.pipeline(
+            [("ZCARD", list_key(shard, tenant, status=status)) for status in LIVE_STATUSES]
+        )
+        return sum(cast("list[int]", counted))
+
+    async def count_log_bytes(self, shard: int, tenant: str) -> int:
+        counted = await self._client.call("HGET", shard_keys(shard).log_bytes, tenant)
+        return int(cast("bytes | None", counted) or 0)
 
     async def beat(self, shards: Sequence[int]) -> None:
         calls = [((shard_keys(shard).doors,), (SILENCE_MS_MAX,)) for shard in shards]

@@ -46,6 +46,8 @@ class ShardKeys(msgspec.Struct, frozen=True):
     """`<last beat>/<last beat after a silence>`, unix ms."""
     polled: str
     parked: str
+    log_bytes: str
+    """Tenant to the bytes of its entries in the shard's log."""
     slices: str
     """Slices of stored answers by the time they expire."""
     executions: str
@@ -141,6 +143,16 @@ def answers_key(shard: int, slice_number: int) -> str:
 def bucket_key(tenant: str, bucket: bytes) -> str:
     """Return the token bucket of a rule. It belongs to no shard: every door of every shard asks for it."""
     return f"{{t:{_checked(tenant)}}}:rate:{bucket.hex()}"
+
+
+def spent_key(tenant: str, quota: str, day: int) -> str:
+    """Return the counter of what a tenant has spent of a daily quota; days are counted from 1970."""
+    return f"{{t:{_checked(tenant)}}}:spent:{quota}:{day}"
+
+
+def slots_key(tenant: str, agent_id: str) -> str:
+    """Return the set of an agent's webhook slots. It belongs to no shard: all dispatchers of all shards share it."""
+    return f"{{t:{_checked(tenant)}}}:slots:{agent_id}"
 
 
 def place(tenant: str, execution_id: str, agent_id: str) -> str:

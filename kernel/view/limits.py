@@ -11,6 +11,9 @@ SLICE_MS = 30_000
 ANSWER_MS = 150_000
 """How long a slice lives after the last answer was put into it: a slice and two minutes."""
 
+SPENT_KEPT_MS = 48 * 3600 * 1000
+"""How long the counter of a daily quota is kept after it was last used: it is never asked for after its day."""
+
 CREATED_SLACK_MS = 30_000
 """How far `created_at` may lie from the time inside the execution's id: ids are drawn within a request's budget."""
 

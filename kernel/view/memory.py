@@ -7,6 +7,7 @@ goes back in time.
 import copy
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from kernel.domain.errors import ViewUnavailable
@@ -28,7 +29,7 @@ from kernel.ports import (
 )
 from kernel.view.changes import lease_prefix
 from kernel.view.headers import checked_header
-from kernel.view.keys import RELEASED, bucket_key, due_member, parse_due_member, place
+from kernel.view.keys import RELEASED, bucket_key, due_member, parse_due_member, place, slots_key, spent_key
 from kernel.view.limits import SILENCE_MS_MAX
 from kernel.view.memory_shard import MemoryShard
 from kernel.view.ranges import is_approval_match, is_match
@@ -50,6 +51,8 @@ class MemoryView:
         self._shards: dict[int, MemoryShard] = {}
         self._projectors: dict[str, int] = {}
         self._buckets: dict[str, tuple[int, int]] = {}
+        self._slots: dict[str, dict[str, int]] = {}
+        self._spent: Counter[str] = Counter()
         self._halves: set[int] = set()
         self._is_closed = False
         self.is_unavailable = False
@@ -68,14 +71,17 @@ class MemoryView:
         self._shards.clear()
         self._projectors.clear()
         self._buckets.clear()
+        self._slots.clear()
+        self._spent.clear()
 
     def snapshot(self) -> object:
         """Return all there is, for `go_back`."""
-        return copy.deepcopy((self._shards, self._projectors, self._buckets))
+        return copy.deepcopy((self._shards, self._projectors, self._buckets, self._slots, self._spent))
 
     def go_back(self, snapshot: object) -> None:
         """Become again what `snapshot` returned, owners included."""
-        self._shards, self._projectors, self._buckets = copy.deepcopy(snapshot)  # type: ignore[assignment]  # opaque to callers
+        held = copy.deepcopy(snapshot)
+        self._shards, self._projectors, self._buckets, self._slots, self._spent = held  # type: ignore[misc]  # opaque to callers
 
     def shard(self, number: int) -> MemoryShard:
         """Return the state of a shard, to be looked at."""
@@ -120,6 +126,10 @@ class MemoryView:
     async def load_create_keys(self, shard: int, keys: Sequence[tuple[str, bytes]]) -> list[bytes | None]:
         state, _ = self._ask(shard)
         return [state.create_keys.get(key) for key in keys]
+
+    async def log_bytes(self, shard: int) -> dict[str, int]:
+        state, _ = self._ask(shard)
+        return dict(state.log_bytes)
 
     async def recent_entry_ids(self, shard: int) -> list[str]:
         state, now = self._ask(shard)
@@ -175,6 +185,22 @@ class MemoryView:
             member = due_member(item.kind, place(item.tenant, item.execution_id, item.agent_id))
             if state.is_held(member):
                 state.due[member] = now + delay_ms
+
+    async def take_slot(self, tenant: str, agent_id: str, *, holder: str, limit: int, hold_ms: int) -> bool:
+        _, now = self._ask(0)
+        held = {name: until for name, until in self._held(tenant, agent_id).items() if until > now}
+        is_free = holder in held or len(held) < limit
+        if is_free:
+            held[holder] = now + hold_ms
+        self._slots[slots_key(tenant, agent_id)] = held
+        return is_free
+
+    async def give_slot(self, tenant: str, agent_id: str, *, holder: str) -> None:
+        self._ask(0)
+        self._held(tenant, agent_id).pop(holder, None)
+
+    def _held(self, tenant: str, agent_id: str) -> dict[str, int]:
+        return self._slots.setdefault(slots_key(tenant, agent_id), {})
 
     def _take(self, state: MemoryShard, member: str, now: int, *, hold_ms: int) -> DueItem | None:
         kind, tenant, execution_id, agent_id = parse_due_member(member)
@@ -235,20 +261,40 @@ class MemoryView:
         return _seen(state, len(live))
 
     async def take_token(self, tenant: str, bucket: bytes, *, max_calls: int, window_ms: int) -> bool:
-        return self._pour(tenant, bucket, max_calls, window_ms, taken=1)
+        return self._pour(tenant, bucket, max_calls, window_ms, wanted=1) == 1
 
     async def give_token(self, tenant: str, bucket: bytes, *, max_calls: int, window_ms: int) -> None:
-        self._pour(tenant, bucket, max_calls, window_ms, taken=-1)
+        self._pour(tenant, bucket, max_calls, window_ms, wanted=-1)
 
-    def _pour(self, tenant: str, bucket: bytes, max_calls: int, window_ms: int, *, taken: int) -> bool:
+    async def draw_tokens(self, tenant: str, bucket: bytes, *, wanted: int, max_calls: int, window_ms: int) -> int:
+        return self._pour(tenant, bucket, max_calls, window_ms, wanted=wanted)
+
+    def _pour(self, tenant: str, bucket: bytes, max_calls: int, window_ms: int, *, wanted: int) -> int:
         _, now = self._ask(0)
         key, full = bucket_key(tenant, bucket), max_calls * window_ms
         parts, at = self._buckets.get(key, (full, now))
-        held = min(full, min(full, parts + (now - at) * max_calls) - taken * window_ms)
-        if held < 0:
-            return False
-        self._buckets[key] = held, now
-        return True
+        held = min(full, parts + (now - at) * max_calls)
+        taken = min(wanted, held // window_ms)
+        if taken:
+            self._buckets[key] = min(full, held - taken * window_ms), now
+        return taken
+
+    async def spend(self, tenant: str, quota: str, *, day: int, limit: int, wanted: int, least: int) -> int:
+        self._ask(0)
+        key = spent_key(tenant, quota, day)
+        taken = min(wanted, limit - self._spent[key])
+        if taken < least:
+            return 0
+        self._spent[key] += taken
+        return taken
+
+    async def count_live(self, shard: int, tenant: str) -> int:
+        state, _ = self._ask(shard)
+        return sum(not header.is_terminal for header in state.headers(tenant))
+
+    async def count_log_bytes(self, shard: int, tenant: str) -> int:
+        state, _ = self._ask(shard)
+        return state.log_bytes.get(tenant, 0)
 
     async def beat(self, shards: Sequence[int]) -> None:
         for shard in shards:

@@ -50,6 +50,7 @@ class MemoryShard(msgspec.Struct):
     slices: dict[int, Slice] = {}
     create_keys: dict[tuple[str, bytes], bytes] = {}
     parked: dict[int, str] = {}
+    log_bytes: dict[str, int] = {}
 
     @property
     def is_rebuilding(self) -> bool:
@@ -141,6 +142,7 @@ class MemoryShard(msgspec.Struct):
             self._store(stored, now)
         for key in batch.create_keys:
             self.create_keys[key.tenant, key.digest] = key.record
+        self.log_bytes.update(batch.log_bytes)
         self.parked.update((parked.seq, parked.reason) for parked in batch.parked)
 
     def write_fields(self, change: ExecutionChange) -> None:

@@ -85,6 +85,10 @@ class RedisProjectorView:
         commands: list[Command] = [("HGET", create_keys_key(shard, tenant), digest) for tenant, digest in keys]
         return cast("list[bytes | None]", await self._client.pipeline(commands))
 
+    async def log_bytes(self, shard: int) -> dict[str, int]:
+        reply = cast("list[bytes]", await self._client.call("HGETALL", shard_keys(shard).log_bytes))
+        return {tenant.decode(): int(count) for tenant, count in zip(reply[::2], reply[1::2], strict=True)}
+
     async def recent_entry_ids(self, shard: int) -> list[str]:
         slices = cast("list[bytes]", await self._client.call("ZRANGE", shard_keys(shard).slices, 0, -1))
         commands: list[Command] = [("HKEYS", answers_key(shard, int(number))) for number in slices]

@@ -14,7 +14,9 @@ from tests.contract.view_due import DueWorkSuite
 from tests.contract.view_harness import MemoryHarness, RedisHarness, ViewHarness
 from tests.contract.view_leases import LeaseSuite, OutageSuite
 from tests.contract.view_ownership import OwnershipSuite, WipeSuite
+from tests.contract.view_quotas import QuotaSuite
 from tests.contract.view_reads import ListSuite, ReadSuite
+from tests.contract.view_slots import SlotSuite
 from tests.support.views import open_view
 
 # Small, so that few keys already take several steps.
@@ -36,6 +38,8 @@ class ViewContract(
     ApprovalSuite,
     ApprovalDutySuite,
     BucketSuite,
+    QuotaSuite,
+    SlotSuite,
 ):
     """All of it. An adapter's test provides the fixture `harness`."""
 

@@ -23,6 +23,9 @@ TENANT_BUILDERS: list[Callable[[str], str]] = [
     lambda tenant: keys.approvals_key(1, tenant, status="pending", execution_id=execution_id(1)),
     lambda tenant: keys.create_keys_key(1, tenant),
     lambda tenant: keys.directory_value(tenant, "a"),
+    lambda tenant: keys.slots_key(tenant, "a"),
+    lambda tenant: keys.spent_key(tenant, "bytes_per_day", 1),
+    lambda tenant: keys.bucket_key(tenant, b"b" * 16),
     lambda tenant: keys.place(tenant, execution_id(1), "a"),
 ]
 KINDS: list[DutyKind] = ["delivery", "lease", "deadline", "approval"]
@@ -71,6 +74,14 @@ def test_the_directory_gives_back_tenant_and_agent(tenant: str, agent_id: str) -
     found = keys.located(keys.directory_value(tenant, agent_id).encode())
 
     assert found == Located(tenant=tenant, agent_id=agent_id)
+
+
+@given(tenant=tenants, one=agents, other=agents)
+def test_webhook_slots_lie_with_their_tenant_and_are_an_agents_own(tenant: str, one: str, other: str) -> None:
+    found = keys.slots_key(tenant, one)
+
+    assert found.startswith(f"{{t:{tenant}}}:")
+    assert (found == keys.slots_key(tenant, other)) == (one == other)
 
 
 @given(one=agents, other=agents, status=st.sampled_from(["", "running", "failed"]))

@@ -155,7 +155,7 @@ class RedisHarness(ViewHarness):
         # The scripts compare times that they wrote with the server's clock, so older times are a later clock.
         for key in await self._redis.keys("*"):
             name = key.rpartition(b":")[2]
-            if name in (b"due", b"slices", b"projectors"):
+            if name in (b"due", b"slices", b"projectors") or b":slots:" in key:
                 for member, score in await self._redis.zrange(key, 0, -1, withscores=True):
                     await self._redis.zadd(key, {member: score - ms})
             elif name in (b"floor", b"polled"):

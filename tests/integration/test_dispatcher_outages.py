@@ -11,6 +11,7 @@ from kernel.ports import DueItem
 from tests.support.dispatching import LONG_LEASE, Kernel, Kernels, connected_kernel
 from tests.support.scripted_agent import ScriptedAgent, is_quiet
 from workers.dispatching.delivery import Deliveries
+from workers.dispatching.slots import Slot
 
 
 @pytest_asyncio.fixture
@@ -71,10 +72,10 @@ async def test_work_that_breaks_ends_alone(
         await kernel.put_agent("broken", agent.url)
         deliver = Deliveries.deliver
 
-        async def breaking(self: Deliveries, shard: int, item: DueItem) -> None:
+        async def breaking(self: Deliveries, shard: int, item: DueItem, slot: Slot) -> None:
             if item.agent_id == "broken":
                 raise RuntimeError("a fault of ours")
-            await deliver(self, shard, item)
+            await deliver(self, shard, item, slot)
 
         monkeypatch.setattr(Deliveries, "deliver", breaking)
         await kernel.create("broken", limits=LONG_LEASE)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from kernel.door.routes import ROUTES, Route
 from kernel.log.limits import LogLimits
 from kernel.ports import LogState
-from tests.support.door import MemoryRig, rig_in_memory
+from tests.support.door import OPERATOR_KEY, MemoryRig, rig_in_memory
 from tests.support.wait import loop_turns, wait_until_async
 
 UNKNOWN_ID = "0199aaaa-0000-7000-8000-0000000000ff"
@@ -175,6 +175,22 @@ async def test_more_requests_than_a_door_keeps_open_are_refused_at_once() -> Non
             refused = await rig.call("GET", f"/v0/executions/{UNKNOWN_ID}")
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert (await rig.client.get("/v0/health")).status_code == 200
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        assert (await rig.call("GET", "/v0/agents")).status_code == 200
+
+
+async def test_a_tenant_that_has_its_share_of_requests_open_leaves_room_for_others() -> None:
+    async with rig_in_memory(projects=False, requests_open_share_max=2, budget_seconds=3.0) as rig:
+        await rig.call("POST", "/v0/tenants", key=OPERATOR_KEY, json={"id": "quiet"})
+        body = {"name": "test", "tenant": "quiet", "scopes": ["agents:admin"]}
+        key = (await rig.call("POST", "/v0/keys", key=OPERATOR_KEY, json=body)).json()["key"]
+        waiting = [asyncio.create_task(rig.call("GET", f"/v0/executions/{UNKNOWN_ID}")) for _ in range(2)]
+        await loop_turns()
+        refused = await rig.call("GET", "/v0/agents")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert (await rig.call("GET", "/v0/agents", key=key)).status_code == 200
         for task in waiting:
             task.cancel()
         await asyncio.wait(waiting)

@@ -17,7 +17,7 @@ from schemas.entries import Lease
 from schemas.ids import uuid7_from
 from schemas.scopes import SCOPES
 from tests.support.approvals import Asked, ask
-from tests.support.door import API_KEY, OPERATOR_KEY, MemoryRig, Run, rig_in_memory
+from tests.support.door import API_KEY, OPERATOR_KEY, Rig, Run, rig_in_memory
 from tests.support.tenancy import make_key, make_tenant
 
 STRANGER_SECRET = "a secret of the stranger's agent"
@@ -52,7 +52,7 @@ SIGNED = [route for route in GUARDED if route.access in ("agent", "either") and 
 class Owner:
     """What the tenant `default` has: a run at work, one that waits for an approval, a policy and a key."""
 
-    def __init__(self, rig: MemoryRig, run: Run, step_id: str, asked: Asked, key_id: str) -> None:
+    def __init__(self, rig: Rig, run: Run, step_id: str, asked: Asked, key_id: str) -> None:
         self.rig = rig
         self.run = run
         self.names = {
@@ -100,18 +100,23 @@ class Owner:
 @pytest_asyncio.fixture
 async def owner() -> AsyncIterator[Owner]:
     async with rig_in_memory() as rig:
-        await rig.register()
-        await rig.register("neighbour", secret=NEIGHBOUR_SECRET)
-        await rig.call("POST", "/v0/policies/agent", json={"bundle": "default_action: allow"})
-        run = await rig.started()
-        step_id = await run.proceed()
-        asked = await ask(await rig.started())
-        key_id = (await make_key(rig, "audit:read"))["id"]
-        await make_tenant(rig)
-        yield Owner(rig, run, step_id, asked, key_id)
+        yield await owner_of(rig)
 
 
-async def strangers_agent(rig: MemoryRig, key: str) -> None:
+async def owner_of(rig: Rig) -> Owner:
+    """Let the tenant `default` have what others will try, and make the tenant `acme`."""
+    await rig.register()
+    await rig.register("neighbour", secret=NEIGHBOUR_SECRET)
+    await rig.call("POST", "/v0/policies/agent", json={"bundle": "default_action: allow"})
+    run = await rig.started()
+    step_id = await run.proceed()
+    asked = await ask(await rig.started())
+    key_id = (await make_key(rig, "audit:read"))["id"]
+    await make_tenant(rig)
+    return Owner(rig, run, step_id, asked, key_id)
+
+
+async def strangers_agent(rig: Rig, key: str) -> None:
     body = {"id": "agent", "webhook_url": "http://8.8.8.8/", "secret": STRANGER_SECRET}
     assert (await rig.call("POST", "/v0/agents", key=key, json=body)).status_code == 201
 

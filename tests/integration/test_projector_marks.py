@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 
 import pytest
 from msgspec.structs import replace
@@ -26,10 +27,15 @@ class CountingLog(MemoryLog):
         self.recorded: list[ShardMark] = []
         self.hangs = False
         self.refuses = False
+        self.meanwhile: Callable[[], Awaitable[None]] | None = None
+        """What somebody else does while the mark is being read, once."""
 
     async def mark(self, shard: int) -> bytes | None:
         if self.refuses:
             raise LogUnavailable("no marks today")
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            await meanwhile()
         return await super().mark(shard)
 
     async def put_mark(self, shard: int, payload: bytes, *, timeout_seconds: float) -> None:
@@ -96,6 +102,27 @@ async def test_a_mark_names_stream_entry_and_floor(seed: int, projection: Projec
     assert last is not None
     assert (mark.shard, mark.created_at, mark.floor_seq) == (0, state.created_at, state.first_seq)
     assert (mark.seq, mark.checksum) == (state.last_seq, last.checksum)
+
+
+async def test_a_mark_of_entries_that_came_during_a_take_over_is_no_sign_of_a_restored_log(
+    seed: int, projection: Projection, caplog: pytest.LogCaptureFixture
+) -> None:
+    await folded_and_marked(projection, seed)
+    more = world_of(projection, seed + 1, entries=10)
+
+    async def another_owner_folds_on() -> None:
+        await projection.append(*more)
+        state = await projection.log.state(0)
+        last = await projection.log.get(0, state.last_seq)
+        assert last is not None
+        mark = replace(log_of(projection).recorded[-1], seq=state.last_seq, checksum=last.checksum)
+        await projection.log.put_mark(0, encode_mark(mark), timeout_seconds=1)
+
+    log_of(projection).meanwhile = another_owner_folds_on
+    async with projection.projector("successor"):
+        await wait_until_async(lambda: log_of(projection).meanwhile is None, "the mark to be read")
+        await projection.level()
+    assert not said(caplog, "was it restored from a backup?")
 
 
 async def test_a_log_restored_from_a_backup_stops_the_shard_though_its_view_is_lost(

@@ -59,6 +59,8 @@ async def use_everything(view: RedisView, ownership: Ownership) -> None:
     assert await view.renew_lease(ownership.shard, leased.execution_id, leased.lease, lease_ms=LEASE_MS)
     work = await view.take_due(ownership.shard, items_max=9, hold_ms=0, lease_ms=0)
     await view.defer(ownership.shard, work.items, delay_ms=0)
+    assert await view.take_slot("acme", "researcher", holder="one", limit=1, hold_ms=TTL_MS)
+    await view.give_slot("acme", "researcher", holder="one")
     fetches = [Fetch("acme", execution_id(1), (HEADER_FIELD,)), Fetch("globex", execution_id(2), ())]
     assert (await view.load(ownership.shard, fetches))[0].values == (encode_record(leased),)
     wanted = [("acme", b"digest"), ("globex", b"digest")]

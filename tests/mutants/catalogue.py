@@ -16,6 +16,7 @@ from tests.mutants.log import OF_THE_LOG
 from tests.mutants.mutant import Mutant
 from tests.mutants.policy import OF_POLICY
 from tests.mutants.projector import OF_THE_PROJECTOR
+from tests.mutants.quotas import OF_QUOTAS
 from tests.mutants.values import OF_VALUES
 from tests.mutants.view import OF_THE_VIEW
 
@@ -30,4 +31,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *OF_THE_LOG,
     *OF_VALUES,
     *OF_POLICY,
+    *OF_QUOTAS,
 )

@@ -13,6 +13,9 @@ _OF_KEYS = "tests/unit/test_control_keys.py::"
 _OF_POLICIES = "tests/unit/test_control_policies.py::"
 _OF_DOOR_KEYS = "tests/integration/test_door_keys.py::"
 _OF_DOOR_POLICIES = "tests/integration/test_door_policies.py::"
+_OF_STALLS = "tests/integration/test_control_stalls.py::"
+_OF_TIMES = "tests/integration/test_door_strangers_timing.py::"
+_OF_RECORD = "tests/integration/test_door_record.py::"
 _OF_STRANGERS = "tests/integration/test_door_strangers.py::"
 
 OF_CONTROL = (
@@ -257,5 +260,77 @@ OF_CONTROL = (
             "tests/integration/test_door_control_lag.py::"
             "test_a_door_that_may_have_missed_a_revocation_answers_neither_keys_nor_signatures",
         ),
+    ),
+    Mutant(
+        name="a door whose follower of the control stream stalls stays ready",
+        promise="G7",
+        file="kernel/door/presence.py",
+        old="            and self._control.is_level\n",
+        new="",
+        tests=(
+            _OF_STALLS + "test_a_door_whose_follower_stalls_is_unready_within_two_seconds_and_lets_no_request_pass",
+        ),
+    ),
+    Mutant(
+        name="a follower that stalls counts as level for as long as it waits",
+        promise="D7",
+        file="kernel/control/control.py",
+        old="            and self._clock() - self._level_at <= self._lag_seconds_max\n",
+        new="",
+        tests=(
+            _OF_STALLS + "test_a_door_whose_follower_stalls_is_unready_within_two_seconds_and_lets_no_request_pass",
+        ),
+    ),
+    Mutant(
+        name="a dispatcher sends by agents that may have changed",
+        promise="D7",
+        file="workers/dispatcher.py",
+        old="        if self._control.is_level:\n            await self._offer(",
+        new="        if True:\n            await self._offer(",
+        tests=(_OF_STALLS + "test_a_dispatcher_whose_follower_stalls_sends_nothing_and_then_by_what_holds_by_then",),
+    ),
+    Mutant(
+        name="what a door remembers of an execution shows in the time it takes to refuse a stranger",
+        promise="G7",
+        file=_AUTH,
+        old="        located = await self._locate(execution_id, shard, request.deadline)\n        if located is None",
+        new="        located = located or await self._locate(execution_id, shard, request.deadline)\n"
+        "        if located is None",
+        tests=(
+            _OF_TIMES + "test_a_foreign_id_costs_another_tenants_key_what_an_unknown_one_costs",
+            _OF_TIMES + "test_a_foreign_id_costs_another_agents_signature_what_an_unknown_one_costs",
+        ),
+    ),
+    Mutant(
+        name="a change of an agent is recorded under another name than its maker's",
+        promise="D7",
+        file="kernel/door/agents.py",
+        old="            by=principal.name,\n            tenant=principal.tenant,\n            agent_id=agent_id,\n",
+        new='            by="",\n            tenant=principal.tenant,\n            agent_id=agent_id,\n',
+        tests=(_OF_RECORD + "test_a_change_is_recorded_under_the_name_of_the_key_that_made_it",),
+    ),
+    Mutant(
+        name="a policy is recorded under another name than its maker's",
+        promise="D7",
+        file="kernel/door/policies.py",
+        old="            by=principal.name,\n",
+        new='            by="",\n',
+        tests=(_OF_RECORD + "test_a_change_is_recorded_under_the_name_of_the_key_that_made_it",),
+    ),
+    Mutant(
+        name="who names another decider is not on record",
+        promise="G7",
+        file="kernel/door/approvals.py",
+        old="            principal=principal.name,\n",
+        new="            principal=decided_by,\n",
+        tests=("tests/scenario/test_cases_approvals.py::test_p6_who_names_another_is_on_record_beside_the_name",),
+    ),
+    Mutant(
+        name="a request makes a series of its own",
+        promise="G7",
+        file="kernel/door/metrics.py",
+        old="        self._requests[operation][status // 100 - 1] += 1\n",
+        new="        self._requests.setdefault(f'{operation}{seconds}', [0] * 5)[status // 100 - 1] += 1\n",
+        tests=("tests/scenario/test_cases_tenants.py::test_t5_no_path_method_target_agent_or_tenant_makes_a_series",),
     ),
 )

@@ -4,11 +4,15 @@ from tests.mutants.mutant import Mutant
 
 _CLAIMS = "workers/dispatching/claims.py"
 _DELIVERY = "workers/dispatching/delivery.py"
+_SLOTS = "workers/dispatching/slots.py"
+_TAKE_SLOT = "kernel/view/take_slot.lua"
 _TURNS = "workers/dispatching/turns.py"
 _WEBHOOK = "workers/webhook.py"
 
 _OF_CLAIMS = "tests/integration/test_dispatcher_claims.py::"
 _OF_DELIVERIES = "tests/integration/test_dispatcher_deliveries.py::"
+_OF_SLOTS = "tests/integration/test_dispatcher_slots.py::"
+_OF_THE_VIEW = "tests/contract/test_view_contract.py::TestRedisView::"
 _OF_ANSWERS = "tests/integration/test_webhook_answers.py::"
 _OF_TURNS = "tests/unit/test_dispatch_turns.py::"
 
@@ -89,5 +93,85 @@ OF_THE_DISPATCHER = (
         old="is_full = self._open_of_tenant[tenant] >= max(1, free * TENANT_SHARE)",
         new="is_full = False",
         tests=(_OF_TURNS + "test_one_tenant_alone_leaves_places_to_the_others",),
+    ),
+    Mutant(
+        name="a slot is given whatever the limit",
+        promise="D7",
+        file=_TAKE_SLOT,
+        old="redis.call('ZCARD', slots) >= tonumber(ARGV[2])",
+        new="false",
+        tests=(_OF_THE_VIEW + "test_as_many_hold_a_slot_as_the_limit_says_and_no_more",),
+    ),
+    Mutant(
+        name="slots that ended are not dropped",
+        promise="D7",
+        file=_TAKE_SLOT,
+        old="redis.call('ZREMRANGEBYSCORE', slots, '-inf', now)\n",
+        new="",
+        tests=(_OF_THE_VIEW + "test_each_slot_ends_at_its_own_time",),
+    ),
+    Mutant(
+        name="a slot that is held for a short time ends the others with it",
+        promise="D7",
+        file=_TAKE_SLOT,
+        old="if redis.call('PTTL', slots) < hold_ms then",
+        new="if true then",
+        tests=(_OF_THE_VIEW + "test_a_short_hold_ends_no_longer_one_with_it",),
+    ),
+    Mutant(
+        name="a webhook is sent although its agent has no slot free",
+        promise="D7",
+        file=_SLOTS,
+        old="return slot if await slot.take() else None",
+        new="return slot if await slot.take() else slot",
+        tests=(_OF_SLOTS + "test_two_dispatchers_together_have_no_more_calls_open_than_the_agent_takes",),
+    ),
+    Mutant(
+        name="a slot is not given back",
+        promise="D7",
+        file=_SLOTS,
+        old="await self._view.give_slot(self._item.tenant, self._item.agent_id, holder=self._holder)",
+        new="pass",
+        tests=(_OF_SLOTS + "test_a_slot_is_free_again_when_its_call_is_over",),
+    ),
+    Mutant(
+        name="the slot of a call that was cut off is not given back",
+        promise="D7",
+        file=_SLOTS,
+        old="        self.give()\n",
+        new="",
+        tests=(_OF_SLOTS + "test_a_slot_is_free_again_when_its_dispatcher_is_cancelled",),
+    ),
+    Mutant(
+        name="a webhook is sent although the view cannot count it",
+        promise="D7",
+        file=_SLOTS,
+        old="            async with slot:\n                raise\n",
+        new="            return slot\n",
+        tests=(_OF_SLOTS + "test_without_the_view_nothing_is_sent_and_nothing_is_claimed",),
+    ),
+    Mutant(
+        name="a call begins on a slot that may end before it",
+        promise="D7",
+        file=_SLOTS,
+        old="if time.monotonic() - self._asked_at < FRESH_SECONDS:",
+        new="if True:",
+        tests=(_OF_SLOTS + "test_a_slot_that_grew_old_and_cannot_be_kept_sends_nothing",),
+    ),
+    Mutant(
+        name="the outcome of a delivery waits until its slot was given back",
+        promise="D7",
+        file=_DELIVERY,
+        old="        slot.give()\n",
+        new="        await slot.__aexit__()\n",
+        tests=(_OF_SLOTS + "test_the_outcome_is_recorded_while_the_slot_is_still_being_given_back",),
+    ),
+    Mutant(
+        name="everything that waits for a busy agent asks for a slot all the time",
+        promise="D7",
+        file=_TURNS,
+        old="self._waits[owner] = now + self.LAST_SECONDS, most",
+        new="pass",
+        tests=(_OF_SLOTS + "test_a_backlog_without_a_slot_asks_a_few_times_a_second",),
     ),
 )

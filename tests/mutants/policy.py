@@ -20,6 +20,8 @@ _OF_EVALUATION = "tests/unit/policy/test_evaluation.py::"
 _OF_LOADING = "tests/unit/policy/test_loading.py::"
 _OF_LIMITS = "tests/unit/policy/test_loading_limits.py::"
 _OF_POLICING = "tests/integration/test_door_policing.py::"
+_OF_TIMES = "tests/integration/test_door_approval_timeout.py::"
+_OF_REBUILDS = "tests/scenario/test_rebuild_after_changes.py::"
 _OF_NAMES = "tests/unit/test_buckets.py::"
 _REDIS = "tests/contract/test_view_contract.py::TestRedisView::"
 _DICTS = "tests/contract/test_view_contract.py::TestMemoryView::"
@@ -213,16 +215,64 @@ OF_POLICY = (
         name="a refusal starts the refill of a bucket anew",
         promise="D1",
         file=_SCRIPT,
-        old="if held < 0 then\n",
-        new="if held < 0 then\n  redis.call('SET', KEYS[1], string.format('0/%.0f', now), 'PX', window)\n",
+        old="if taken == 0 then\n",
+        new="if taken == 0 then\n  redis.call('SET', KEYS[1], string.format('0/%.0f', now), 'PX', window)\n",
         tests=(_REDIS + "test_what_flows_back_between_two_refusals_adds_up",),
     ),
     Mutant(
         name="a bucket in memory fills beyond full while it is used",
         promise="D1",
         file=_MEMORY,
-        old="min(full, parts + (now - at) * max_calls) - taken",
-        new="parts + (now - at) * max_calls - taken",
+        old="held = min(full, parts + (now - at) * max_calls)",
+        new="held = parts + (now - at) * max_calls",
         tests=(_DICTS + "test_a_bucket_that_is_used_now_and_then_never_holds_more_than_it_may",),
+    ),
+    Mutant(
+        name="an approval waits for as long as by default, whatever the door is set up for",
+        promise="D1",
+        file=_POLICING,
+        old="            approval_timeout_ms=self._approval_timeout_ms,\n",
+        new="",
+        tests=(_OF_TIMES + "test_an_approval_waits_as_its_rule_says_and_else_as_the_door_is_set_up",),
+    ),
+    Mutant(
+        name="an approval waits as the door is set up, whatever its rule says",
+        promise="D1",
+        file=_EVALUATION,
+        old="approval_timeout_ms if asked.timeout_ms is None else asked.timeout_ms",
+        new="approval_timeout_ms",
+        tests=(_OF_TIMES + "test_an_approval_waits_as_its_rule_says_and_else_as_the_door_is_set_up",),
+    ),
+    Mutant(
+        name="an approval that is folded anew begins to wait anew",
+        promise="G6",
+        file="kernel/domain/fold/approvals.py",
+        old="        timeout_at=draft.now + terms.timeout_ms * 1000,",
+        new="        timeout_at=__import__('time').time_ns() // 1000 + terms.timeout_ms * 1000,",
+        tests=(
+            _OF_REBUILDS
+            + "test_a_view_that_is_rebuilt_after_policy_changes_revocations_and_a_quota_change_is_the_same",
+        ),
+    ),
+    Mutant(
+        name="what an execution has taken from a bucket is not counted",
+        promise="G6",
+        file="kernel/domain/fold/draft.py",
+        old="        self.buckets[bucket_digest] = bucket\n",
+        new="",
+        tests=(
+            _OF_REBUILDS
+            + "test_a_view_that_is_rebuilt_after_policy_changes_revocations_and_a_quota_change_is_the_same",
+        ),
+    ),
+    Mutant(
+        name="the dry run judges another target than the door",
+        promise="D1",
+        file="kernel/policy_commands.py",
+        old="target=_text(options.target)",
+        new="target=_text(options.target).lower()",
+        tests=(
+            "tests/scenario/test_cases_governance.py::test_p1_globs_cross_every_character_and_the_dry_run_judges_alike",
+        ),
     ),
 )

@@ -14,14 +14,14 @@ _REBUILD = "tests/integration/test_projector_rebuild.py::"
 _MARKS = "workers/projecting/marks.py"
 _OF_MARKS = "tests/integration/test_projector_marks.py::"
 
-_APPLY = "await self._apply(self._batch_of(folded, watermark))"
+_APPLY = "await self._apply(self._batch_of(folded, watermark, log_bytes))"
 
 OF_THE_PROJECTOR = (
     Mutant(
         name="the log is not compared with its mark",
         promise="D6",
         file=_SHARD,
-        old="        await self._marks.check(log_state)\n        count =",
+        old="        await self._marks.check()\n        count =",
         new="        count =",
         tests=(_OF_MARKS + "test_a_log_restored_from_a_backup_stops_the_shard_though_its_view_is_lost",),
     ),

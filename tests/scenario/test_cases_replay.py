@@ -196,7 +196,7 @@ async def test_c3_texts_that_look_alike_stay_apart_and_refused_ones_left_no_trac
 
 
 async def test_c5_a_call_with_duplicate_members_is_the_call_of_its_last_values(crashed: dict[str, Crashed]) -> None:
-    """Case C5. That policy judges the same value is shown where policies are loaded, which this part cannot do yet.
+    """Case C5. That policy judges the same value is shown by `test_cases_governance.py`.
 
     The contract takes the last of duplicate members; the case would refuse them or use one value throughout.
     """

@@ -18,6 +18,8 @@ ONLY_IN_REDIS = (
     "dirty",
 )
 """Per shard: running lease times and their floor, owners, signs of life, stored answers."""
+_OF_NO_SHARD = ("{stepwell}", "{t:")
+"""Living projectors; token buckets and webhook slots of tenants."""
 
 
 def view_dump(redis_url: str) -> dict[str, Any]:
@@ -26,7 +28,7 @@ def view_dump(redis_url: str) -> dict[str, Any]:
     with redis.Redis.from_url(redis_url) as client:
         for key in sorted(client.scan_iter(count=1000)):
             name = key.decode()
-            if name.startswith("{stepwell}") or name.split(":")[1] in ONLY_IN_REDIS:
+            if name.startswith(_OF_NO_SHARD) or name.split(":")[1] in ONLY_IN_REDIS:
                 continue
             if (contents := _contents(client, key, is_due=name.endswith(":due"))) is not None:
                 dump[name] = contents

@@ -53,6 +53,7 @@ def test_an_empty_variable_counts_as_absent() -> None:
         ("DEADLINE_TIMEOUT", "1h30m", "deadline_seconds", 5400.0),
         ("DEADLINE_TIMEOUT", "off", "deadline_seconds", None),
         ("MAX_LIFE", "24h", "life_seconds", 86400.0),
+        ("APPROVAL_TIMEOUT", "1h30m", "approval_timeout_seconds", 5400.0),
         ("SIGNATURE_WINDOW", "2m", "signature_window_seconds", 120),
         ("PUBLIC_PREFIXES", "/stepwell, /a/b", "public_prefixes", ("/stepwell", "/a/b")),
         (
@@ -111,7 +112,8 @@ def test_the_port_flag_changes_the_port_alone() -> None:
         *[("REQUEST_BUDGET", text) for text in ("1s", "31s")],
         *[("DRAIN_TIMEOUT", text) for text in ("31s", "-1")],
         *[("MAX_BODY_BYTES", text) for text in ("33554432", "0", "1e6")],
-        *[("APPROVAL_TIMEOUT", "soon"), ("RETENTION", "1d"), ("NO_POLICY", "perhaps")],
+        *[("APPROVAL_TIMEOUT", text) for text in ("soon", "0", "999ms", "8761h")],
+        *[("RETENTION", "1d"), ("NO_POLICY", "perhaps")],
     ],
 )
 def test_a_setting_that_cannot_be_read_stops_the_start_by_name_and_value(name: str, text: str) -> None:

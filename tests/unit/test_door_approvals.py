@@ -9,12 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernel.control.control import Control
+from kernel.control.sealing import Sealer
 from kernel.domain.identity import shard_of
 from kernel.door.approvals import READ_MAX, Approvals, decider_of
 from kernel.door.drawing import new_approval_id
 from kernel.door.exchange import Principal, Request, Response
 from kernel.door.freshness import Freshness
+from kernel.door.quotas import Quotas
 from kernel.door.routes import ROUTES
+from kernel.log.memory import MemoryLog
 from kernel.settings import Settings
 from kernel.view.memory import MemoryView
 from schemas.ids import new_uuid7
@@ -42,7 +46,14 @@ async def listed(view: MemoryView, query: str) -> Response:
     for shard in range(SHARDS):
         freshness.learn_floor(shard, 1, losses=0)
     # Reading a list appends nothing.
-    approvals = Approvals(settings=Settings(shards=SHARDS), appending=cast("Any", None), view=view, freshness=freshness)
+    settings, control = Settings(shards=SHARDS), Control(MemoryLog(shards=SHARDS), Sealer("m" * 32))
+    approvals = Approvals(
+        settings=settings,
+        appending=cast("Any", None),
+        quotas=Quotas(settings=settings, control=control, view=view),
+        view=view,
+        freshness=freshness,
+    )
     return await approvals.list_approvals(
         Request(
             route=LIST,

@@ -1,11 +1,10 @@
-"""Asking several things at once, and a bounded number of places."""
+"""Asking several things at once."""
 
 import asyncio
 
 import pytest
 
-from kernel.door.concurrent import Slots, together
-from tests.support.wait import loop_turns
+from kernel.door.concurrent import together
 
 
 class Trouble(Exception):
@@ -42,51 +41,3 @@ async def test_the_first_failure_is_raised_as_it_is_and_cancels_the_rest() -> No
     with pytest.raises(Trouble):
         await together([endless(), failing(), endless()])
     assert ended == ["cancelled", "cancelled"]
-
-
-async def test_places_are_handed_over_in_order_and_never_exceeded() -> None:
-    slots = Slots(1)
-    assert slots.try_enter()
-    assert not slots.try_enter()
-    order: list[int] = []
-
-    async def enter(number: int) -> None:
-        await slots.enter()
-        order.append(number)
-
-    tasks = [asyncio.create_task(enter(number)) for number in range(3)]
-    await loop_turns()
-    assert order == []
-    for count in (1, 2, 3):
-        slots.leave()
-        await loop_turns()
-        # The place went to the one that waited; whoever comes now finds none.
-        assert (order, slots.try_enter()) == (list(range(count)), False)
-    await asyncio.gather(*tasks)
-    slots.leave()
-    assert slots.try_enter()
-
-
-async def test_a_place_that_comes_to_one_who_leaves_goes_to_the_next() -> None:
-    slots = Slots(1)
-    await slots.enter()
-    first, second = asyncio.create_task(slots.enter()), asyncio.create_task(slots.enter())
-    await loop_turns()
-    slots.leave()
-    first.cancel()
-    await asyncio.wait((first, second), timeout=5)
-    assert first.cancelled()
-    assert second.done()
-    assert not slots.try_enter()
-
-
-async def test_one_who_leaves_the_queue_is_passed_over() -> None:
-    slots = Slots(1)
-    await slots.enter()
-    first, second = asyncio.create_task(slots.enter()), asyncio.create_task(slots.enter())
-    await loop_turns()
-    first.cancel()
-    await asyncio.wait((first,))
-    slots.leave()
-    await asyncio.wait((second,), timeout=5)
-    assert second.done()

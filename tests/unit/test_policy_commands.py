@@ -78,6 +78,23 @@ def test_anybody_may_approve_where_no_approver_is_named(tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("", "within 900 s, or what STEPWELL_APPROVAL_TIMEOUT of the server says\n"),
+        (", approval_config: {approvers: [a]}", "within 900 s, or what STEPWELL_APPROVAL_TIMEOUT of the server says\n"),
+        (", approval_config: {timeout: 15m}", "within 900 s\n"),
+    ],
+)
+def test_a_time_that_no_rule_names_is_told_as_the_servers_to_choose(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: str, said: str
+):
+    path = tmp_path / "b.yaml"
+    path.write_text(f"rules: [{{id: r, then: {{decision: require_approval{config}}}}}]", encoding="utf-8")
+    assert main(["policy", "test", str(path)]) == 3
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("raw", "said"),
     [
         (b"rules:\n- id: r\n  then: {decision: no}\n", "line 3: rules[0].then.decision: unknown word"),

@@ -14,6 +14,7 @@ from schemas.entries import DispatchDelivered, DispatchFailed
 from schemas.webhook import WebhookBody, encode_webhook
 from workers.dispatching.claims import Claim, Claims
 from workers.dispatching.entries import delivered, failed, outgoing
+from workers.dispatching.slots import Slot
 from workers.webhook import UNREACHABLE, Delivered, Request, Undelivered, WebhookSender
 
 CLAIM_SECONDS = 5.0
@@ -32,15 +33,23 @@ class Deliveries:
         self._control = control
         self._sender = sender
 
-    async def deliver(self, shard: int, item: DueItem) -> None:
-        """Deliver the attempt that is due, if the fold gives it to this process."""
+    async def deliver(self, shard: int, item: DueItem, slot: Slot) -> None:
+        """Deliver the attempt that is due, if the fold gives it to this process. The slot is given back after the call.
+
+        It is the caller's to give back in every other case.
+        """
         claim = await self._claims.claim(shard, item)
         if claim is None:
+            return
+        if not await slot.is_lasting():
+            logger.warning("execution %s: its webhook slot ended; it is left to its lease", item.execution_id)
             return
         if time.monotonic() - claim.since >= CLAIM_SECONDS:
             logger.warning("execution %s: the claim is too old to be sent; it is left to its lease", item.execution_id)
             return
         result = await self._post(item, claim)
+        # Beside the record, which must not wait for it.
+        slot.give()
         await self._record(shard, item, _outcome(item, claim, result))
 
     async def _post(self, item: DueItem, claim: Claim) -> Delivered | Undelivered:

@@ -41,8 +41,8 @@ class Turn(msgspec.Struct, frozen=True):
 class Turns:
     """Waiting and open deliveries of one process.
 
-    The bound per agent holds in this process alone; the slots that hold over all dispatchers are to be taken where
-    `take` counts an open delivery, and given back where `finish` does.
+    The bound per agent holds in this process alone: it spares the view what could only be refused. The slots that hold
+    over all dispatchers are taken after a turn. An agent without a free one is tried again with one delivery at a time.
     """
 
     def __init__(self, *, open_max: int) -> None:
@@ -51,6 +51,7 @@ class Turns:
         self._open_of_tenant: Counter[str] = Counter()
         self._waiting: OrderedDict[str, OrderedDict[str, deque[Turn]]] = OrderedDict()
         self._waiting_total = 0
+        self._refusals = Refusals()
 
     def offer(self, turn: Turn, *, now: float) -> bool:
         """Let the delivery wait for its turn; False where there is no place to wait and it has to be given back."""
@@ -87,6 +88,17 @@ class Turns:
         _count_down(self._open, turn.owner)
         _count_down(self._open_of_tenant, turn.item.tenant)
 
+    def refuse(self, turn: Turn, *, now: float, jitter: float) -> float:
+        """Let the delivery's agent wait, as it has no slot free; return for how many seconds.
+
+        `jitter` is drawn from 0 to 1.
+        """
+        return self._refusals.refuse(turn.owner, now=now, jitter=jitter)
+
+    def admit(self, turn: Turn) -> None:
+        """Let the delivery's agent wait no longer: it has, or had just now, a slot free."""
+        self._refusals.end(turn.owner)
+
     def clear(self) -> list[Turn]:
         """Return everything that waits, and let none of it wait any longer."""
         left = [turn for agents in self._waiting.values() for queue in agents.values() for turn in queue]
@@ -97,7 +109,7 @@ class Turns:
     def _take_of(self, agents: OrderedDict[str, deque[Turn]], *, free: int, now: float) -> Turn | None:
         for agent_id, queue in list(agents.items()):
             self._drop_lapsed(queue, now)
-            turn = self._take_first(queue, free=free)
+            turn = self._take_first(queue, free=free, now=now)
             if not queue:
                 del agents[agent_id]
             elif turn is not None:
@@ -106,11 +118,13 @@ class Turns:
                 return turn
         return None
 
-    def _take_first(self, queue: deque[Turn], *, free: int) -> Turn | None:
+    def _take_first(self, queue: deque[Turn], *, free: int, now: float) -> Turn | None:
         if not queue:
             return None
         first = queue[0]
         if self._open[first.owner] >= min(first.limit, max(1, free * AGENT_SHARE)):
+            return None
+        if not self._refusals.is_tried(first.owner, now=now):
             return None
         self._waiting_total -= 1
         return queue.popleft()
@@ -120,6 +134,45 @@ class Turns:
         while queue and queue[0].lapses_at <= now:
             queue.popleft()
             self._waiting_total -= 1
+
+
+class Refusals:
+    """Agents that had no slot free: how long each waits, and that then one delivery is tried before all the others.
+
+    So however much waits for a busy agent in however many dispatchers, the view is asked a few times a second.
+    """
+
+    FIRST_SECONDS = 0.04
+    LAST_SECONDS = 0.16
+    OWNERS_MAX = 4096
+
+    def __init__(self) -> None:
+        self._waits: dict[Owner, tuple[float, float]] = {}
+        """When the agent is tried again, and how long its last wait was at most."""
+
+    def refuse(self, owner: Owner, *, now: float, jitter: float) -> float:
+        """Let the agent wait, longer after every try in a row, and return for how many seconds."""
+        if len(self._waits) >= self.OWNERS_MAX:
+            self._waits = {each: wait for each, wait in self._waits.items() if wait[0] > now}
+        _, before = self._waits.get(owner, (0.0, self.FIRST_SECONDS / 2))
+        most = min(before * 2, self.LAST_SECONDS)
+        seconds = most * (1 + jitter) / 2
+        self._waits[owner] = now + seconds, most
+        return seconds
+
+    def is_tried(self, owner: Owner, *, now: float) -> bool:
+        """Whether a delivery of the agent may ask for a slot now. Its next one waits for what comes of that."""
+        found = self._waits.get(owner)
+        if found is None:
+            return True
+        ends_at, most = found
+        if now < ends_at:
+            return False
+        self._waits[owner] = now + self.LAST_SECONDS, most
+        return True
+
+    def end(self, owner: Owner) -> None:
+        self._waits.pop(owner, None)
 
 
 class Returns:

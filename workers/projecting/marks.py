@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from kernel.domain.errors import OutcomeUnknown, Unavailable
-from kernel.ports import Log, LogState, Watermark
+from kernel.ports import Log, Watermark
 from schemas.marks import MARK_SCHEMA_VERSION, ShardMark, decode_mark, encode_mark
 from workers.projecting.batch import ShardStopped
 
@@ -36,13 +36,15 @@ class Marks:
         self._period_seconds = period_seconds
         self._marked_seq = 0
 
-    async def check(self, log_state: LogState) -> None:
+    async def check(self) -> None:
         """Compare the log with its mark. Raises ShardStopped where it is not the log that was marked, or went back."""
+        # The mark first: an owner that does not know yet that it is none may fold on, and its mark is of later entries.
         payload = await self._log.mark(self._shard)
         if payload is None:
             self._marked_seq = 0
             return
         mark = self._read(payload)
+        log_state = await self._log.state(self._shard)
         if mark.created_at != log_state.created_at:
             self._stop(f"the stream of {log_state.created_at} is not the one that was marked ({mark.created_at}).")
         if mark.seq > log_state.last_seq:

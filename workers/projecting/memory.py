@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from kernel.domain.errors import InvariantBroken
 from kernel.domain.fold import Folded
-from kernel.ports import ApprovalChange
+from kernel.ports import ApprovalChange, LogMessage
 from schemas.events import encode_event
 from schemas.records import (
     HEADER_FIELD,
@@ -196,6 +196,8 @@ class ShardMemory:
         self._weights: dict[str, int] = {}
         self._weight = 0
         self._seen: OrderedDict[str, int] = OrderedDict()
+        self.log_bytes: dict[str, int] = {}
+        """By tenant, the bytes of its entries that the view has counted."""
 
     def get(self, execution_id: str) -> ExecutionMemory | None:
         found = self._executions.get(execution_id)
@@ -217,6 +219,17 @@ class ShardMemory:
         while len(self._executions) > self._executions_max or self._weight > RECORDS_MAX:
             execution_id, _ = self._executions.popitem(last=False)
             self._weight -= self._weights.pop(execution_id, 0)
+
+    def grown(self, messages: Iterable[LogMessage]) -> tuple[tuple[str, int], ...]:
+        """Return what `log_bytes` says of these messages' tenants once they are folded."""
+        totals: dict[str, int] = {}
+        for message in messages:
+            tenant = message.tenant
+            before = totals.get(tenant)
+            if before is None:
+                before = self.log_bytes.get(tenant, 0)
+            totals[tenant] = before + len(message.payload)
+        return tuple(totals.items())
 
     def remember(self, entry_ids: Iterable[str], stored_at: int) -> None:
         """Take over ids that were seen before this memory began."""

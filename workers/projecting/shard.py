@@ -106,9 +106,10 @@ class ShardOwner:
             self._is_damaged = False
             return
         await self._verify(found.watermark, log_state)
-        await self._marks.check(log_state)
+        await self._marks.check()
         self._watermark = found.watermark
         self._rebuild_until = log_state.last_seq if found.is_rebuilding else 0
+        self._memory.log_bytes = await self._view.log_bytes(self.shard)
         entry_ids = await self._view.recent_entry_ids(self.shard)
         self._memory.remember(entry_ids, stored_at=log_state.broker_time)
         if found.is_rebuilding:
@@ -139,7 +140,7 @@ class ShardOwner:
 
     async def _rebuild(self, log_state: LogState) -> None:
         """Empty the shard's view and fold the log from its beginning; readers wait until it is level again."""
-        await self._marks.check(log_state)
+        await self._marks.check()
         count = log_state.last_seq - log_state.first_seq + 1
         logger.log(logging.WARNING if count else logging.DEBUG, "shard %d: rebuilding %d entries", self.shard, count)
         self._memory = self._fresh_memory()
@@ -203,7 +204,9 @@ class ShardOwner:
         watermark = Watermark(created_at=self._watermark.created_at, seq=last.seq, checksum=last.checksum)
         if watermark.seq >= self._rebuild_until:
             self._rebuild_until = 0
-        await self._apply(self._batch_of(folded, watermark))
+        log_bytes = self._memory.grown(item.message for item in folded.answered)
+        await self._apply(self._batch_of(folded, watermark, log_bytes))
+        self._memory.log_bytes.update(log_bytes)
         for _ in range(folded.count):
             waiting.popleft()
         self._memory.settle(change.after.execution_id for change in folded.changes)
@@ -222,7 +225,9 @@ class ShardOwner:
                 raise ShardStopped(f"shard {self.shard}: entries {expected} to {message.seq - 1} are not in the log")
             expected += 1
 
-    def _batch_of(self, folded: FoldedBatch, watermark: Watermark) -> Batch:
+    def _batch_of(
+        self, folded: FoldedBatch, watermark: Watermark, log_bytes: tuple[tuple[str, int], ...] = ()
+    ) -> Batch:
         oldest = time.time_ns() // 1000 - ANSWERS_KEPT_SECONDS * 1_000_000
         answers = tuple(
             StoredAnswer(entry_id=item.message.entry_id, answer=encode_answer(item.answer))
@@ -240,6 +245,7 @@ class ShardOwner:
             create_keys=folded.create_keys,
             parked=folded.parked,
             is_rebuilding=self._rebuild_until > 0,
+            log_bytes=log_bytes,
         )
 
     async def _apply(self, batch: Batch) -> None:

@@ -39,10 +39,10 @@ class RateLimit(msgspec.Struct, frozen=True):
 
 
 class ApprovalRule(msgspec.Struct, frozen=True):
-    """What a rule asks of an approval; no approvers: whoever may decide at all."""
+    """What a rule asks of an approval; no approvers: whoever may decide at all; no timeout: the door's default."""
 
     approvers: tuple[str, ...]
-    timeout_ms: int
+    timeout_ms: int | None
     message: str
     separate_requester: bool
 

@@ -10,12 +10,14 @@ import msgspec
 from kernel.domain.canonical import Plain
 from kernel.domain.policy.arguments import Arguments, Undetermined
 from kernel.domain.policy.bundle import BrokenBundle, Bundle, Rule, When
-from kernel.domain.policy.loading import APPROVAL_TIMEOUT_MS
 from schemas.entries import ApprovalTerms, StepKind, Verdict
 
 LOCAL = Verdict(decision="allow", rule_id="local", policy_version=0)
 PERMISSIVE = Verdict(decision="allow", rule_id="permissive", policy_version=0)
 NO_POLICY = Verdict(decision="deny", rule_id="no_policy", policy_version=0, reason="no_policy")
+
+APPROVAL_TIMEOUT_MS = 15 * 60 * 1000
+"""Of an approval whose rule names no time, where nobody set another."""
 
 _DENIED = "policy_denied"
 
@@ -37,10 +39,18 @@ class Passed(msgspec.Struct, frozen=True):
 
 
 def evaluate(
-    bundle: Bundle | BrokenBundle | None, call: Call, *, version: int, no_policy: Literal["allow", "deny"]
+    bundle: Bundle | BrokenBundle | None,
+    call: Call,
+    *,
+    version: int,
+    no_policy: Literal["allow", "deny"],
+    approval_timeout_ms: int = APPROVAL_TIMEOUT_MS,
 ) -> Verdict:
-    """Return the verdict of an agent's bundle. `no_policy` is what holds without one; `version` is the bundle's."""
-    return explain(bundle, call, version=version, no_policy=no_policy)
+    """Return the verdict of an agent's bundle. `no_policy` is what holds without one; `version` is the bundle's.
+
+    `approval_timeout_ms` is how long an approval waits whose rule names no time.
+    """
+    return explain(bundle, call, version=version, no_policy=no_policy, approval_timeout_ms=approval_timeout_ms)
 
 
 def explain(
@@ -49,12 +59,13 @@ def explain(
     *,
     version: int,
     no_policy: Literal["allow", "deny"],
+    approval_timeout_ms: int = APPROVAL_TIMEOUT_MS,
     passed: list[Passed] | None = None,
 ) -> Verdict:
     """Return the verdict, and add to `passed` the rules that were tried before it in their order."""
     match bundle:
         case Bundle():
-            return _by_rules(bundle, call, version, passed)
+            return _by_rules(bundle, call, version, approval_timeout_ms, passed)
         case BrokenBundle():
             # One of its rules may have denied even a local step.
             return Verdict("deny", "bundle-error", version, reason="policy_bundle_invalid")
@@ -66,7 +77,9 @@ def explain(
             assert_never(bundle)
 
 
-def _by_rules(bundle: Bundle, call: Call, version: int, passed: list[Passed] | None) -> Verdict:
+def _by_rules(
+    bundle: Bundle, call: Call, version: int, approval_timeout_ms: int, passed: list[Passed] | None
+) -> Verdict:
     arguments = Arguments(call.args)
     target = call.target
     for rule in bundle.rules:
@@ -75,7 +88,7 @@ def _by_rules(bundle: Bundle, call: Call, version: int, passed: list[Passed] | N
         # The part that most rules fail is looked at before anything else.
         part = "target" if matches is not None and not matches(target) else _mismatch(when, call, arguments)
         if not part:
-            return _verdict(rule, call, version)
+            return _verdict(rule, call, version, approval_timeout_ms)
         if passed is not None:
             passed.append(Passed(rule.id, part))
     if call.kind == "local":
@@ -107,26 +120,26 @@ def _mismatch(when: When, call: Call, arguments: Arguments) -> str:
     return ""
 
 
-def _verdict(rule: Rule, call: Call, version: int) -> Verdict:
+def _verdict(rule: Rule, call: Call, version: int, approval_timeout_ms: int) -> Verdict:
     then = rule.then
     return Verdict(
         decision=then.decision,
         rule_id=rule.id,
         policy_version=version,
         reason=(then.reason or _DENIED) if then.decision == "deny" else "",
-        approval=_approval(rule) if then.decision == "require_approval" else None,
+        approval=_approval(rule, approval_timeout_ms) if then.decision == "require_approval" else None,
         rate_limit=None if then.rate_limit is None else then.rate_limit.terms(),
         token_budget_max=then.token_budget if call.kind == "llm_call" else 0,
     )
 
 
-def _approval(rule: Rule) -> ApprovalTerms:
+def _approval(rule: Rule, approval_timeout_ms: int) -> ApprovalTerms:
     asked = rule.then.approval
     if asked is None:
-        return ApprovalTerms(timeout_ms=APPROVAL_TIMEOUT_MS)
+        return ApprovalTerms(timeout_ms=approval_timeout_ms)
     return ApprovalTerms(
         approvers=asked.approvers,
-        timeout_ms=asked.timeout_ms,
+        timeout_ms=approval_timeout_ms if asked.timeout_ms is None else asked.timeout_ms,
         message=asked.message,
         separate_requester=asked.separate_requester,
     )

@@ -29,8 +29,6 @@ from kernel.domain.policy.reading import boolean, count, duration_ms, fields, it
 from kernel.domain.policy.regexes import Regex, compile_regex
 from schemas.entries import StepKind
 
-APPROVAL_TIMEOUT_MS = 15 * 60 * 1000
-
 _ACTIONS: tuple[Action, ...] = get_args(Action)
 _DECISIONS: tuple[Decision, ...] = get_args(Decision)
 _KINDS: tuple[StepKind, ...] = get_args(StepKind)
@@ -199,7 +197,7 @@ class _Loading:
         approvers = items(known["approvers"], "approvers", APPROVERS_MAX) if "approvers" in known else ()
         return ApprovalRule(
             approvers=tuple(text(approver, NAME_CHARS_MAX, chars_min=1) for approver in approvers),
-            timeout_ms=duration_ms(known["timeout"]) if "timeout" in known else APPROVAL_TIMEOUT_MS,
+            timeout_ms=duration_ms(known["timeout"]) if "timeout" in known else None,
             message=text(known["message"], TEXT_CHARS_MAX) if "message" in known else "",
             separate_requester="separate_requester" in known and boolean(known["separate_requester"]),
         )

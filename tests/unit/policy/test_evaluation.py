@@ -85,6 +85,16 @@ def test_an_approval_carries_its_terms():
     assert verdict("decision: deny, approval_config: {approvers: [a]}").approval is None
 
 
+def test_an_approval_whose_rule_names_no_time_has_the_one_that_is_handed_in():
+    for config in ("", ", approval_config: {approvers: [a]}", ", approval_config: {timeout: 90s}"):
+        bundle = load_bundle(f"rules: [{{id: rule, then: {{decision: require_approval{config}}}}}]")
+
+        found = evaluate(bundle, call(), version=7, no_policy="deny", approval_timeout_ms=5_000).approval
+
+        assert found is not None
+        assert found.timeout_ms == (90_000 if "timeout" in config else 5_000)
+
+
 @pytest.mark.parametrize("decision", ["allow", "deny", "require_approval"])
 def test_a_rate_limit_is_carried_whatever_the_decision(decision: str):
     limit = "rate_limit: {max_calls: 3, window: 1h, per_what: global, on_limiter_error: deny}"
