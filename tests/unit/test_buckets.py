@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernel.domain.buckets import bucket_digest, filled, shared_bucket
+from kernel.domain.buckets import bucket_digest, filled, quota_bucket, shared_bucket
 from kernel.domain.policy.limits import COUNT_MAX, DURATION_SECONDS_MAX
 from schemas.entries import RateTerms
 from schemas.records import BucketRecord, encode_record
@@ -26,6 +26,15 @@ def test_another_rule_or_other_terms_are_another_bucket(per: str) -> None:
     names = {name("rule", 2, 1000), name("other", 2, 1000), name("rule", 3, 1000), name("rule", 2, 2000)}
     assert len(names) == 4
     assert name("rule", 2, 1000) in names
+
+
+def test_another_quota_or_another_limit_is_another_bucket_and_never_a_rules() -> None:
+    quotas = {quota_bucket(quota, limit) for quota in ("requests_per_second", "creates_per_second") for limit in (1, 2)}
+    rules = {
+        shared_bucket("requests_per_second", RateTerms(max_calls=1, window_ms=1000, per=per), "a")
+        for per in ("agent", "global")
+    }
+    assert len(quotas | rules) == 6
 
 
 def test_what_the_largest_bucket_holds_fits_into_a_record() -> None:
