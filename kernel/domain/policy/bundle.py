@@ -20,6 +20,8 @@ class When(msgspec.Struct, frozen=True):
     agent_id: str | None = None
     agent_ids: frozenset[str] | None = None
     step_kind: StepKind | None = None
+    is_about_call: bool = False
+    """Whether it has more of the call's own parts than `target`, which most rules have alone."""
     predicates: tuple[Predicate, ...] = ()
 
 

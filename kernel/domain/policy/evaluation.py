@@ -86,7 +86,12 @@ def _by_rules(
         when = rule.when
         matches = when.target
         # The part that most rules fail is looked at before anything else.
-        part = "target" if matches is not None and not matches(target) else _mismatch(when, call, arguments)
+        if matches is not None and not matches(target):
+            part = "target"
+        else:
+            part = _mismatch_of_call(when, call) if when.is_about_call else ""
+            if not part and when.predicates:
+                part = _mismatch_of_arguments(when, arguments)
         if not part:
             return _verdict(rule, call, version, approval_timeout_ms)
         if passed is not None:
@@ -98,16 +103,8 @@ def _by_rules(
     return Verdict("deny", "default", version, reason=_DENIED)
 
 
-def _mismatch(when: When, call: Call, arguments: Arguments) -> str:
-    """Return the name of the first part besides `target` that does not hold, the empty string where all do."""
-    if when.step_kind is not None and call.kind != when.step_kind:
-        return "step_kind"
-    if when.targets is not None and not when.targets(call.target):
-        return "targets"
-    if when.agent_id is not None and call.agent_id != when.agent_id:
-        return "agent_id"
-    if when.agent_ids is not None and call.agent_id not in when.agent_ids:
-        return "agent_ids"
+def _mismatch_of_arguments(when: When, arguments: Arguments) -> str:
+    """Return the name of the first predicate that does not hold, the empty string where all do."""
     for predicate in when.predicates:
         path = predicate.path
         try:
@@ -117,6 +114,19 @@ def _mismatch(when: When, call: Call, arguments: Arguments) -> str:
             holds = not predicate.is_allow
         if not holds:
             return predicate.name
+    return ""
+
+
+def _mismatch_of_call(when: When, call: Call) -> str:
+    """Return the name of the first other part of the call that does not hold, the empty string where all do."""
+    if when.step_kind is not None and call.kind != when.step_kind:
+        return "step_kind"
+    if when.targets is not None and not when.targets(call.target):
+        return "targets"
+    if when.agent_id is not None and call.agent_id != when.agent_id:
+        return "agent_id"
+    if when.agent_ids is not None and call.agent_id not in when.agent_ids:
+        return "agent_ids"
     return ""
 
 

@@ -101,6 +101,7 @@ class _Loading:
             agent_id=text(known["agent_id"], NAME_CHARS_MAX) if "agent_id" in known else None,
             agent_ids=None if agents is None else frozenset(text(agent, NAME_CHARS_MAX) for agent in agents),
             step_kind=word(known["step_kind"], _KINDS) if "step_kind" in known else None,
+            is_about_call=not known.keys().isdisjoint(("targets", "agent_id", "agent_ids", "step_kind")),
             predicates=self._arguments(known["arguments"], is_allow=is_allow) if "arguments" in known else (),
         )
 

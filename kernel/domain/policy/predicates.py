@@ -5,7 +5,8 @@ allow rule does not match, and a deny or require_approval rule does, as far as t
 """
 
 from collections.abc import Callable
-from typing import Literal, TypeAlias, get_args
+from operator import ge, gt, le, lt
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -107,23 +108,27 @@ def exists(operand: bool) -> Test:
 
 def ordered(order: Order, operand: Number, *, is_allow: bool) -> Test:
     """Return the test of a comparison. What is no number satisfies no allow rule and every other."""
-    holds = _ORDERS[order]
+    holds = _comparison(_ORDERS[order], operand)
 
     def test(found: Found, arguments: Arguments, path: Path) -> bool:
         if found is MISSING:
             return False
         number = arguments.number(path, found)
-        return not is_allow if number is None else holds(compare(number, operand))
+        return not is_allow if number is None else holds(number, operand)
 
     return test
 
 
-_ORDERS: dict[Order, Callable[[int], bool]] = {
-    "gt": lambda sign: sign > 0,
-    "gte": lambda sign: sign >= 0,
-    "lt": lambda sign: sign < 0,
-    "lte": lambda sign: sign <= 0,
-}
+_Comparison = Callable[[Any, Any], bool]
+
+_ORDERS: dict[Order, _Comparison] = {"gt": gt, "gte": ge, "lt": lt, "lte": le}
+
+
+def _comparison(order: _Comparison, operand: Number) -> Callable[[Number, Number], bool]:
+    """Return the comparison with an operand. Beside one that is not negative, tuples are ordered as their numbers."""
+    if operand.sign >= 0:
+        return order
+    return lambda number, operand: order(compare(number, operand), 0)
 
 
 def _when_equal(is_equal: Equality) -> Test:
