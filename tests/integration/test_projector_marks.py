@@ -228,6 +228,22 @@ async def test_a_mark_is_recorded_at_most_once_a_period_and_not_again_where_noth
         assert len(log.recorded) == count + 1
 
 
+async def test_a_mark_that_could_not_be_recorded_does_not_wait_for_the_next_period(
+    seed: int, projection: Projection, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = log_of(projection)
+    caplog.set_level("INFO", "workers.projecting.marks")
+    async with projection.projector():
+        await projection.level()
+        log.refuses = True
+        await projection.append(*world_of(projection, seed))
+        await projection.level()
+        await wait_until_async(lambda: "could not be recorded" in caplog.text, "the mark to be refused")
+        log.refuses = False
+        await is_marked(projection)
+    assert caplog.text.count("could not be recorded") == 1
+
+
 async def test_a_projector_that_cannot_record_goes_on_folding(seed: int, projection: Projection) -> None:
     log = log_of(projection)
     log.hangs = True

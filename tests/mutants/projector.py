@@ -18,6 +18,14 @@ _APPLY = "await self._apply(self._batch_of(folded, watermark, log_bytes))"
 
 OF_THE_PROJECTOR = (
     Mutant(
+        name="a mark that could not be recorded waits for the next period",
+        promise="D6",
+        file=_MARKS,
+        old="                    await self._record(reached)\n                    recorded_at = time.monotonic()\n",
+        new="                    recorded_at = time.monotonic()\n                    await self._record(reached)\n",
+        tests=(_OF_MARKS + "test_a_mark_that_could_not_be_recorded_does_not_wait_for_the_next_period",),
+    ),
+    Mutant(
         name="the log is not compared with its mark",
         promise="D6",
         file=_SHARD,

@@ -22,7 +22,7 @@ MARK_PERIOD_SECONDS = 60.0
 LOOK_SECONDS = 1.0
 """Between two looks at how far the folding is."""
 RECORD_SECONDS = 5.0
-"""For one mark; one that could not be recorded is followed by a later one."""
+"""For one mark; one that could not be recorded is followed by the next look's."""
 
 logger = logging.getLogger(__name__)
 
@@ -68,17 +68,22 @@ class Marks:
             await asyncio.wait([task])
 
     async def _record_for_ever(self, watermark: Callable[[], Watermark]) -> None:
-        tried_at: float | None = None
+        recorded_at: float | None = None
+        is_failing = False
         while True:
             reached = watermark()
-            is_due = tried_at is None or time.monotonic() - tried_at >= self._period_seconds
+            is_due = recorded_at is None or time.monotonic() - recorded_at >= self._period_seconds
             try:
                 # During a rebuild the watermark passes by what is marked already.
                 if is_due and reached.seq > self._marked_seq:
-                    tried_at = time.monotonic()
                     await self._record(reached)
+                    recorded_at = time.monotonic()
+                    is_failing = False
             except (Unavailable, OutcomeUnknown) as error:
-                logger.info("shard %d: its mark could not be recorded: %s", self._shard, error)
+                # The next look tries again, and not only the next period.
+                if not is_failing:
+                    logger.info("shard %d: its mark could not be recorded: %s", self._shard, error)
+                is_failing = True
             except Exception:
                 # The top of a loop: marks are a net below the folding and must never end it.
                 logger.exception("shard %d: its mark could not be recorded", self._shard)
