@@ -9,11 +9,11 @@ ONCE ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
-CODE := schemas kernel workers examples bench tests
+CODE := schemas kernel workers sdk/src examples bench tests
 # The parts that must be covered whole, branch by branch.
 COVERED := --cov=schemas --cov=kernel/domain
 PURE := tests/unit tests/property tests/golden
-SERVED := tests/contract tests/integration tests/conformance tests/scenario tests/reference tests/fault
+SERVED := tests/contract tests/integration tests/conformance tests/scenario tests/reference tests/sdk tests/fault
 SOAK_SECONDS ?= 1800
 # The seed of a soak; empty: a fresh one, which is printed.
 SEED ?=
@@ -27,12 +27,12 @@ help: ## show this list
 venv: .venv/installed ## make .venv with the exact versions of requirements.lock
 
 # The stamp is the last thing written, so an installation that was cut off is done anew.
-.venv/installed: requirements.lock pyproject.toml
+.venv/installed: requirements.lock pyproject.toml sdk/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Stepwell needs Python 3.11 or later: make PYTHON=...")'
 	@echo "installing into .venv"
 	@$(PYTHON) -m venv --clear .venv
 	@$(PIP) install -r requirements.lock
-	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@$(PIP) install --no-deps --no-build-isolation --editable . --editable ./sdk
 	@touch $@
 
 run: venv ## start the stack and an agent, kill the agent half-way, see it resume (ONCE=1: then exit)
