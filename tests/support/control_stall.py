@@ -6,24 +6,21 @@ All else passes: entries, acknowledgements, answers. So a follower stalls whose 
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
+from tests.support.nats_proxy import NatsProxy, listening
 from tests.support.stack import ROOT, KernelProcess, Stack
 
-LOOPBACK = "127.0.0.1"
 HELD_MAX = 1000
-_CHUNK_BYTES = 64 * 1024
-_LINE_BYTES_MAX = 16 * 1024 * 1024
 _CONTROL = b"STEPWELL_CONTROL"
 """In the answers about its head, in the headers of its messages, and in the acknowledgements of its entries."""
 
 
-class ControlStall:
+class ControlStall(NatsProxy):
     """Made by `control_stall`. Nothing is held until a test says so."""
 
     def __init__(self, target_port: int) -> None:
-        self.port = 0
-        self._target_port = target_port
+        super().__init__(target_port)
         self._is_stalled = False
         self._held: list[tuple[asyncio.StreamWriter, bytes]] = []
 
@@ -44,52 +41,17 @@ class ControlStall:
             if not writer.is_closing():
                 writer.write(message)
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One client, until either side ends."""
-        try:
-            server_reader, server_writer = await asyncio.open_connection(
-                LOOPBACK, self._target_port, limit=_LINE_BYTES_MAX
-            )
-        except OSError:
-            writer.transport.abort()
-            return
-        try:
-            both = [
-                asyncio.create_task(_copy(reader, server_writer)),
-                asyncio.create_task(self._filter(server_reader, writer)),
-            ]
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            for side in both:
-                side.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
-        finally:
-            writer.transport.abort()
-            server_writer.transport.abort()
-
-    async def _filter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while line := await reader.readline():
-            tokens = line.split()
-            if tokens[0] not in (b"MSG", b"HMSG"):
-                writer.write(line)
-                continue
-            body = await reader.readexactly(int(tokens[-1]) + len(b"\r\n"))
-            if self._is_stalled and _CONTROL in body:
-                assert self.held < HELD_MAX
-                self._held.append((writer, line + body))
-            else:
-                writer.write(line + body)
+    def is_kept(self, writer: asyncio.StreamWriter, message: bytes, body: bytes) -> bool:
+        if not self._is_stalled or _CONTROL not in body:
+            return False
+        assert self.held < HELD_MAX
+        self._held.append((writer, message))
+        return True
 
 
-@asynccontextmanager
-async def control_stall(stack: Stack) -> AsyncGenerator[ControlStall]:
+def control_stall(stack: Stack) -> AbstractAsyncContextManager[ControlStall]:
     """Run a proxy before the NATS of a stack on a port of loopback."""
-    stall = ControlStall(stack.nats.port)
-    listener = await asyncio.start_server(stall.serve, LOOPBACK, 0)
-    stall.port = listener.sockets[0].getsockname()[1]
-    try:
-        yield stall
-    finally:
-        listener.close()
+    return listening(ControlStall(stack.nats.port))
 
 
 @asynccontextmanager
@@ -101,7 +63,7 @@ async def behind(
     environment = plain | {
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
-        "STEPWELL_NATS_URL": f"nats://{LOOPBACK}:{stall.port}",
+        "STEPWELL_NATS_URL": stall.url,
         "STEPWELL_REDIS_URL": stack.valkey.url,
         "STEPWELL_API_KEY": stack.api_key,
         **settings,
@@ -114,8 +76,3 @@ async def behind(
         if process.is_running:
             # Its last words go through the proxy, which runs on this loop.
             await asyncio.to_thread(process.terminate)
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while chunk := await reader.read(_CHUNK_BYTES):
-        writer.write(chunk)
