@@ -1,6 +1,7 @@
 """A proxy before NATS that looks at every message the server sends, and may keep it back. All else passes."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -10,7 +11,7 @@ _CHUNK_BYTES = 64 * 1024
 _LINE_BYTES_MAX = 16 * 1024 * 1024
 
 
-class NatsProxy:
+class NatsProxy(ABC):
     """One proxy; `listening` runs it. What it keeps back is for those that derive from it to say."""
 
     def __init__(self, target_port: int) -> None:
@@ -21,9 +22,9 @@ class NatsProxy:
     def url(self) -> str:
         return f"nats://{LOOPBACK}:{self.port}"
 
+    @abstractmethod
     def is_kept(self, writer: asyncio.StreamWriter, message: bytes, body: bytes) -> bool:
         """Keep a message back and return True, or let it pass; `message` is all of it, line and body."""
-        raise NotImplementedError
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One client, until either side ends."""
