@@ -13,9 +13,8 @@ from tests.conformance.harness.stacks import LEASE_SECONDS
 
 ATTEMPTS = 5
 CREATED = ["execution.created", "execution.started", "dispatch.queued"]
-# What a machine that starts all tests at once may add to a wait, and to a lease in addition to the second that an
-# expiry may take. What matters is what a wait is at least, and that waits grow.
-SLACK_SECONDS = 2.0
+# What a busy machine may add to a wait, and to a lease in addition to the second that an expiry may take.
+SLACK_SECONDS = 0.5
 RETRY_AFTER_SECONDS_MAX = 60.0
 
 
