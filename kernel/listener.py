@@ -80,6 +80,7 @@ class Listener:
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
+            self._server.drop()
             self.close()
 
     def stop(self) -> None:
@@ -102,6 +103,13 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Generator[None]:
         """Leave signals alone: the process answers them in an order that uvicorn does not know."""
         yield
+
+    def drop(self) -> None:
+        """Close what is still open. Where it was cancelled, uvicorn leaves that to the end of the process."""
+        for server in getattr(self, "servers", ()):
+            server.close()
+        for connection in self.server_state.connections:
+            connection.transport.abort()
 
 
 class JoinedWrites:

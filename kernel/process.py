@@ -19,6 +19,7 @@ from kernel.domain.errors import InvariantBroken, Misconfigured, Unavailable
 from kernel.log.jetstream import JetStreamLog
 from kernel.log.streams import ensure_streams
 from kernel.log.wakes import NatsWakes
+from kernel.ports import Log, View, Wakes
 from kernel.settings import Settings
 from kernel.view.door_side import Evicting
 from kernel.view.redis import RedisView
@@ -39,9 +40,9 @@ class Parts(msgspec.Struct, frozen=True):
     """What the roles of one process share."""
 
     settings: Settings
-    log: JetStreamLog
-    view: RedisView
-    wakes: NatsWakes
+    log: Log
+    view: View
+    wakes: Wakes
     control: Control
 
 
@@ -97,12 +98,13 @@ async def serve(
     """
     _allow_open_files()
     async with AsyncExitStack() as connections:
-        parts = await stops.unless_asked(_connect(settings, connections))
-        if parts is None:
+        connected = await stops.unless_asked(_connect(settings, connections))
+        if connected is None:
             return
+        parts, log = connected
         async with asyncio.TaskGroup() as group:
             following = group.create_task(parts.control.run(), name="control")
-            if await stops.unless_asked(_prepare(parts, prepare)):
+            if await stops.unless_asked(_prepare(parts, log, prepare)):
                 roles = [make(parts) for make in makers]
                 running = [group.create_task(endless(role, stops), name=role.title) for role in roles]
                 ready()
@@ -112,7 +114,7 @@ async def serve(
     _log.info("stopped")
 
 
-async def _connect(settings: Settings, connections: AsyncExitStack) -> Parts:
+async def _connect(settings: Settings, connections: AsyncExitStack) -> tuple[Parts, JetStreamLog]:
     # The key is derived first: a master key that will not do needs no servers to be refused.
     sealer = Sealer(settings.master_key)
     log = await patiently(
@@ -129,7 +131,7 @@ async def _connect(settings: Settings, connections: AsyncExitStack) -> Parts:
         poll_seconds=settings.control_poll_seconds,
         lag_seconds_max=settings.control_lag_seconds_max,
     )
-    return Parts(settings=settings, log=log, view=view, wakes=NatsWakes(log.connection), control=control)
+    return Parts(settings=settings, log=log, view=view, wakes=NatsWakes(log.connection), control=control), log
 
 
 async def patiently(what: str, connect: Callable[[], Awaitable[T]]) -> T:
@@ -151,10 +153,10 @@ async def patiently(what: str, connect: Callable[[], Awaitable[T]]) -> T:
         raise Unavailable(f"{what} did not answer within {START_SECONDS_MAX:g} s ({last}): is it running?") from error
 
 
-async def _prepare(parts: Parts, prepare: Callable[[Parts], Awaitable[None]]) -> bool:
+async def _prepare(parts: Parts, log: JetStreamLog, prepare: Callable[[Parts], Awaitable[None]]) -> bool:
     """Make sure that the record is the one this process may work on."""
     await parts.control.ensure_shards(parts.settings.shards, timeout_seconds=START_SECONDS_MAX)
-    await parts.log.ensure_streams(timeout_seconds=START_SECONDS_MAX)
+    await log.ensure_streams(timeout_seconds=START_SECONDS_MAX)
     await prepare(parts)
     return True
 

@@ -25,6 +25,11 @@ class DoorRole:
             name=_new_name("door"),
         )
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are answered now."""
+        return self._door.is_ready()
+
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:

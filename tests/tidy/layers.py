@@ -106,10 +106,14 @@ LAYERS = (
     Layer(name="kernel.main", first_party=_SERVER),
     Layer(name="kernel.dev", first_party=_SERVER),
     Layer(name="kernel.cli", first_party=_SERVER),
+    # The same within another process: what tests of agents stand on.
+    Layer(name="kernel.inprocess", first_party=_SERVER, forbidden=_DRIVERS),
     Layer(name="workers.__main__", first_party=_SERVER),
     Layer(name="kernel", exactly=True, third_party=frozenset()),
     Layer(name="workers", first_party=_ADAPTERS, forbidden=_DRIVERS),
     # The agent's side speaks HTTP and shares no code with the server.
+    # Its tools for tests bring a kernel along: they are an extra, which nothing else of it may need.
+    Layer(name="sdk.src.stepwell.testing", first_party=frozenset({"stepwell", "kernel.inprocess", "kernel.listener"})),
     Layer(name="sdk", first_party=frozenset({"stepwell"})),
     Layer(name="examples", third_party=frozenset({"httpx"})),
     Layer(name="bench", first_party=_SERVER | {"examples"}),

@@ -15,7 +15,7 @@ from stepwell.keeper import Keeper
 from stepwell.kernel import TIMEOUT_SECONDS, KernelClient
 from stepwell.signing import Lease, Scheme
 from stepwell.tools import offloaded, refuse_generator
-from stepwell.types import Result, Webhook
+from stepwell.types import Execution, Result, Webhook
 from stepwell.values import encode
 from stepwell.webhook import WebhookApp
 
@@ -170,15 +170,16 @@ class Agent:
         execution = await kernel.get_execution(execution_id, give_up_seconds=held.lease_seconds)
         if execution.is_terminal:
             return
-        context = ExecutionContext(
-            kernel=kernel, keeper=self._keeper, execution=execution, held=held, settle=self._settle
-        )
+        context = self._context(kernel, execution, held)
         try:
             arguments = self._input.bind(execution.input)
         except ValueError as error:
             await context.fail(f"input_invalid: {error}")
             return
         await self._run(context, self._handler, arguments, held)
+
+    def _context(self, kernel: KernelClient, execution: Execution, held: Held) -> ExecutionContext:
+        return ExecutionContext(kernel=kernel, keeper=self._keeper, execution=execution, held=held, settle=self._settle)
 
     async def _run(self, context: ExecutionContext, handler: Handler, arguments: dict[str, Any], held: Held) -> None:
         """Run the handler under its heartbeat, then end the execution as it ended."""

@@ -1,0 +1,10 @@
+"""Tests of agents: a kernel inside of the test's process, handlers that are re-entered after every step, recordings.
+
+Needs the kernel's distribution: `pip install 'stepwell[testing]'`.
+"""
+
+from stepwell.testing.comparing import Divergence
+from stepwell.testing.local import LocalKernel, Replay, Run, Running
+from stepwell.testing.recording import Recording
+
+__all__ = ["Divergence", "LocalKernel", "Recording", "Replay", "Run", "Running"]
