@@ -81,7 +81,8 @@ bench: venv ## measure ratios on this machine, in about three minutes; fails whe
 lock: ## write requirements.lock anew with the newest versions that pyproject.toml allows
 	@set -eu; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
 	$(PYTHON) -m venv "$$folder"; \
-	"$$folder/bin/python" -m pip --disable-pip-version-check --no-input --quiet install --editable '.[dev-servers,test,build]'; \
+	"$$folder/bin/python" -m pip --disable-pip-version-check --no-input --quiet install --editable '.[dev-servers,test,build]' \
+	  --editable './sdk[langgraph,mcp,openai-agents,pydantic-ai]'; \
 	{ echo '# Exact versions of everything, for any registry. Written by `make lock`; not edited by hand.'; \
 	  "$$folder/bin/python" -m pip --disable-pip-version-check freeze --exclude-editable | grep -E '^[A-Za-z0-9._-]+==[^ ]+$$'; \
 	} > "$$folder/requirements.lock"; \
