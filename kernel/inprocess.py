@@ -143,7 +143,8 @@ class InProcessKernel:
     async def _end_lease(self, execution_id: str) -> None:
         header = await self._header(execution_id)
         lease, renewed_seq = (None, 0) if header is None else (header.lease, -1)
-        while header is not None and lease is not None and header.lease == lease:
+        # One that waits for a person, or has ended, keeps its last lease, and nothing follows on it.
+        while header is not None and header.status == "running" and lease is not None and header.lease == lease:
             if header.renewed_seq != renewed_seq:
                 # A renewal that came in between has made the last entry void.
                 renewed_seq = header.renewed_seq

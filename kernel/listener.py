@@ -178,6 +178,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_in_head = True
         self._head_bytes = 0
         super().on_message_begin()
+        # For an answer that its reader does not take: closing would wait for what was written to be taken.
+        self.scope["extensions"] = {"stepwell.abort": {"now": self.transport.abort}}
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False

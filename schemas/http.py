@@ -157,6 +157,14 @@ class ErrorEnvelope(msgspec.Struct, frozen=True):
 _encoder = msgspec.json.Encoder()
 
 
+class Delta(msgspec.Struct, frozen=True):
+    """A piece of what a running step brings forth, for those who watch."""
+
+    step_id: str
+    seq: int
+    data: str
+
+
 def encode_http(body: object) -> bytes:
     """Return the JSON bytes of an answer's body."""
     return _encoder.encode(body)

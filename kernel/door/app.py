@@ -18,8 +18,9 @@ from kernel.door.appending import Appending
 from kernel.door.approvals import Approvals
 from kernel.door.auth import Auth
 from kernel.door.changes import Changes
+from kernel.door.deltas import Deltas
 from kernel.door.events import Events
-from kernel.door.exchange import Handler, Request, Response, tenant_of
+from kernel.door.exchange import Handler, Request, Response, Streamed, tenant_of
 from kernel.door.executions import Executions
 from kernel.door.fetching import Shelf
 from kernel.door.freshness import Freshness
@@ -37,6 +38,7 @@ from kernel.door.records import Records
 from kernel.door.refusals import INTERNAL, refusal_response
 from kernel.door.routes import ROUTES, Route, Router
 from kernel.door.steps import Steps
+from kernel.door.streams import Streams
 from kernel.door.tenants import TenantAdmin
 from kernel.ports import DoorView, Log, Wakes, answers_channel
 from kernel.settings import Settings
@@ -103,6 +105,7 @@ class Door:
             ),
             Steps(quotas=quotas, records=records, shelf=shelf),
             Events(settings=settings, quotas=quotas, records=records, shelf=shelf, changes=self._changes),
+            Deltas(settings=settings, quotas=quotas, records=records, changes=self._changes, wakes=wakes),
             AgentAdmin(settings=settings, control=control, quotas=quotas, view=view, freshness=freshness),
             PolicyAdmin(control=control, quotas=quotas),
             KeyAdmin(control=control, quotas=quotas),
@@ -111,10 +114,12 @@ class Door:
             Operations(is_ready=self.is_ready, trouble=self._trouble, metrics=self._metrics),
         )
         self._open: set[asyncio.Task[None]] = set()
+        self._streams = Streams()
         self._is_draining = False
         self._is_over = False
         self._is_listening = False
         self._metrics.gauge("stepwell_requests_open", "Requests being answered.", lambda: len(self._open))
+        self._metrics.gauge("stepwell_streams_open", "Open streams of events and deltas.", lambda: self._streams.count)
         self._metrics.gauge(
             "stepwell_log_silent_shards",
             "Shards whose stream takes entries and acknowledges none.",
@@ -162,9 +167,12 @@ class Door:
     async def drain(self) -> None:
         """Refuse new requests from now on; return when the open ones are answered, at the latest after the limit.
 
+        Streams have no end to wait for, and are ended at once.
+
         Cancelled, it cuts the waiting short: what is open then is answered at once, not dropped.
         """
         self._is_draining = True
+        self._streams.close()
         try:
             await self._answered(self._drain_seconds)
         finally:
@@ -204,6 +212,12 @@ class Door:
                 route, names = self._router.find(path, scope["method"])
                 operation = route.operation
                 response = await self._answer(task, route, names, scope, receive)
+                if isinstance(response, Streamed):
+                    with self._streams.place(response.tenant):
+                        self._open.discard(task)
+                        await self._streams.serve(response.chunks, scope, receive, send)
+                    self._metrics.count(operation, 200, time.perf_counter() - started_at)
+                    return
             except KernelError as error:
                 response = _refused(error)
             except ClientGone:
@@ -222,7 +236,7 @@ class Door:
 
     async def _answer(
         self, task: asyncio.Task[None], route: Route, names: tuple[bytes, ...], scope: Scope, receive: Receive
-    ) -> Response:
+    ) -> Response | Streamed:
         """Make the checks that every route has in common, in their order, and hand over to its handler."""
         if route.access != "open":
             self._check_room()

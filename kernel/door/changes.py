@@ -1,7 +1,7 @@
 """Waking the readers that wait for an execution's next event. A message is a hint: readers look by themselves too."""
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 
@@ -16,7 +16,7 @@ class Changes:
     """Who waits for which execution, and the subscriptions that wake them."""
 
     def __init__(self, shards: int) -> None:
-        self._waiting: list[dict[str, set[asyncio.Event]]] = [{} for _ in range(shards)]
+        self._waiting: list[dict[str, set[Callable[[], None]]]] = [{} for _ in range(shards)]
 
     async def listen(self, wakes: Wakes) -> list[Subscription]:
         """Hear what changes in every shard, for as long as the subscriptions stand."""
@@ -29,14 +29,20 @@ class Changes:
     def watch(self, shard: int, execution_id: str) -> Generator[asyncio.Event]:
         """Give an event that is set whenever the execution may have changed."""
         woken = asyncio.Event()
-        waiting = self._waiting[shard]
-        events = waiting.setdefault(execution_id, set())
-        events.add(woken)
-        try:
+        with self.on_change(shard, execution_id, woken.set):
             yield woken
+
+    @contextmanager
+    def on_change(self, shard: int, execution_id: str, call: Callable[[], None]) -> Generator[None]:
+        """Have something called whenever the execution may have changed. It must not block, or leave here."""
+        waiting = self._waiting[shard]
+        calls = waiting.setdefault(execution_id, set())
+        calls.add(call)
+        try:
+            yield
         finally:
-            events.discard(woken)
-            if not events:
+            calls.discard(call)
+            if not calls:
                 waiting.pop(execution_id, None)
 
     def _hear(self, shard: int, payload: bytes) -> None:
@@ -48,5 +54,5 @@ class Changes:
         except msgspec.DecodeError:
             return
         for execution_id in execution_ids:
-            for woken in waiting.get(execution_id, ()):
-                woken.set()
+            for call in waiting.get(execution_id, ()):
+                call()

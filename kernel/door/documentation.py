@@ -65,6 +65,11 @@ class FailStep(msgspec.Struct):
     error: JsonValue
 
 
+class PublishDelta(msgspec.Struct):
+    seq: Annotated[int, Meta(ge=0)]
+    data: Annotated[str, Meta(description="up to 64 KiB of UTF-8")]
+
+
 class CompleteExecution(msgspec.Struct):
     output: JsonValue = None
     state: JsonValue = None
@@ -186,6 +191,19 @@ OPERATIONS: dict[str, Operation] = {
             Query("wait", "seconds to wait for an event, up to 25", "number"),
         ),
     ),
+    "stream_events": Operation(
+        summary="Follow the events of an execution, from `Last-Event-ID` or `after_seq` on",
+        answers={200: str},
+        refusals=(404,),
+        queries=(Query("after_seq", "only events after this number", "integer"),),
+        media_type="text/event-stream",
+    ),
+    "stream_deltas": Operation(
+        summary="Watch the deltas of running steps, as they are published",
+        answers={200: str},
+        refusals=(404,),
+        media_type="text/event-stream",
+    ),
     "cancel_execution": Operation(summary="Cancel an execution", answers={204: None}, refusals=(404, 409)),
     "list_steps": Operation(
         summary="List the steps of an execution by first submission",
@@ -211,6 +229,12 @@ OPERATIONS: dict[str, Operation] = {
         summary="Record the error of a step",
         body=FailStep,
         answers={200: http.OutcomeDecision},
+        refusals=(404, 409),
+    ),
+    "publish_delta": Operation(
+        summary="Show a piece of a running step to those who watch",
+        body=PublishDelta,
+        answers={204: None},
         refusals=(404, 409),
     ),
     "heartbeat": Operation(summary="Renew the lease", answers={204: None}, refusals=(404, 409)),

@@ -1,6 +1,6 @@
 """One request and its response, as the door's handlers see them: plain data, made once from the ASGI scope."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import msgspec
 
@@ -70,7 +70,15 @@ class Response(msgspec.Struct, frozen=True, gc=False):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-Handler = Callable[[Request], Awaitable[Response]]
+class Streamed(msgspec.Struct, frozen=True):
+    """An answer that stays open: server-sent events as they come."""
+
+    chunks: AsyncGenerator[bytes]
+    tenant: str
+    """Whose share of the open streams it takes."""
+
+
+Handler = Callable[[Request], Awaitable[Response | Streamed]]
 
 REPLAYED = ((b"idempotent-replayed", b"true"),)
 NO_CONTENT = Response(status=204)

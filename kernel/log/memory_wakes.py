@@ -32,6 +32,10 @@ class MemoryWakes:
         self._listeners.append(listener)
         return listener
 
+    def channels(self, prefix: str) -> list[str]:
+        """Return the channels of a prefix that somebody listens on, once for each listener."""
+        return [listener.channel for listener in self._listeners if listener.channel.startswith(prefix)]
+
     def _chosen(self, channel: str) -> list["MemorySubscription"]:
         """Everybody without a group, and of each group the next in turn."""
         groups: dict[str, list[MemorySubscription]] = {}

@@ -45,6 +45,7 @@ from kernel.ports.wakes import (
     Wakes,
     answers_channel,
     changes_channel,
+    deltas_channel,
     due_channel,
 )
 
@@ -86,5 +87,6 @@ __all__ = [
     "Watermark",
     "answers_channel",
     "changes_channel",
+    "deltas_channel",
     "due_channel",
 ]

@@ -30,6 +30,11 @@ def due_channel(shard: int) -> str:
     return f"due.{shard}"
 
 
+def deltas_channel(execution_id: str) -> str:
+    """Channel on which doors hear the live deltas of one execution, each a server-sent event as it goes out."""
+    return f"deltas.{execution_id}"
+
+
 def changes_channel(shard: int) -> str:
     """Channel on which waiting readers hear which executions of a shard have new events.
 

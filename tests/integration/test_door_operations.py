@@ -55,7 +55,7 @@ async def test_another_method_is_told_which_are_allowed(rig: MemoryRig, route: R
     assert route.method in response.headers["allow"].split(", ")
 
 
-@pytest.mark.parametrize("part", ["previous", "fork", "suspend", "resources", "stream", "events/stream"])
+@pytest.mark.parametrize("part", ["previous", "fork", "suspend", "resources"])
 async def test_routes_to_come_are_not_found(rig: MemoryRig, part: str) -> None:
     run = await rig.started()
     for method in ("GET", "POST"):

@@ -25,6 +25,7 @@ BODIES: dict[str, Any] = {
     "submit_step": {"kind": "tool_call", "target": "t"},
     "complete_step": {"result": 1},
     "fail_step": {"error": "x"},
+    "publish_delta": {"seq": 0, "data": "x"},
     "complete_execution": {"output": 1},
     "fail_execution": {"error": "x"},
     "register_agent": {"id": "agent", "webhook_url": "http://8.8.8.8/", "secret": "s" * 16},

@@ -33,6 +33,7 @@ BODIES: dict[str, Any] = {
     "create_execution": {"agent_id": "{agent_id}"},
     "submit_step": {"kind": "local", "target": "t"},
     "fail_step": {"error": "x"},
+    "publish_delta": {"seq": 0, "data": "x"},
     "fail_execution": {"error": "x"},
     "register_agent": {"id": "{agent_id}", "webhook_url": "http://8.8.8.8/", "secret": "s" * 16},
     "load_policy": {"bundle": "default_action: deny"},

@@ -264,8 +264,9 @@ class MemoryRig(Rig):
     def __init__(self, settings: Settings, *, limits: LogLimits | None = None, view: MemoryView | None = None) -> None:
         self.memory_log = MemoryLog(shards=settings.shards, limits=limits)
         self.memory_view = view or MemoryView()
+        self.memory_wakes = MemoryWakes()
         super().__init__(
-            settings, log=self.memory_log, control_log=self.memory_log, view=self.memory_view, wakes=MemoryWakes()
+            settings, log=self.memory_log, control_log=self.memory_log, view=self.memory_view, wakes=self.memory_wakes
         )
 
 

@@ -14,6 +14,7 @@ from tests.conformance.harness.agent import Agent
 from tests.conformance.harness.answers import accepted
 from tests.conformance.harness.calls import NEXT_CURSOR, Call, JsonOrUnset, json_bytes, members
 from tests.conformance.harness.endpoint import Script, accepting, serving
+from tests.support.event_streams import Frames, opened
 from tests.support.wait import wait_until_async
 
 REQUEST_SECONDS_MAX = 35.0
@@ -61,6 +62,11 @@ class Kernel:
 
     async def post(self, target: str, body: JsonOrUnset = UNSET, **options: Any) -> httpx.Response:
         return await self.request("POST", target, body, **options)
+
+    def stream(self, target: str, *, headers: Mapping[str, str] | None = None) -> AbstractAsyncContextManager[Frames]:
+        """Server-sent events, once the first comment has come."""
+        call = self.call("GET", target, headers=headers)
+        return opened(self._http, f"{self.url}{target}", dict(call.headers))
 
     async def also(self, other: AbstractAsyncContextManager["Kernel"]) -> "Kernel":
         """Another access, such as with another key; it ends with this one."""
