@@ -17,5 +17,6 @@ Scope = Literal[
 ]
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
+DELEGATE: Scope = "steps:delegate"
 OPERATOR: Scope = "operator"
 TENANT_ADMIN: Scope = "tenant:admin"

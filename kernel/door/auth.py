@@ -12,6 +12,7 @@ from collections import OrderedDict
 from kernel.control.agents import Agent
 from kernel.control.control import Control
 from kernel.control.keys import key_hash
+from kernel.domain.delegation import Delegation, verified
 from kernel.domain.errors import Forbidden, NotFound, Unauthorized
 from kernel.domain.identity import shard_of
 from kernel.domain.signatures import timestamp_ok, verify
@@ -21,7 +22,7 @@ from kernel.door.routes import Route
 from kernel.ports import DoorView, Located
 from kernel.settings import Settings
 from schemas.ids import DEFAULT_TENANT, parse_uuid
-from schemas.scopes import OPERATOR, SCOPES
+from schemas.scopes import DELEGATE, OPERATOR, SCOPES
 
 AGENTS_TRIED_MAX = 8
 """Agents of one name whose secrets are tried on one request, so that nobody can make a door hash a body at will."""
@@ -89,8 +90,8 @@ class Auth:
         if not is_signed:
             return self._principal(route, headers)
         if DELEGATION in headers and route.is_delegable:
-            # Delegation is still to come, and its header never falls back to a signature.
-            raise Unauthorized
+            # It never falls back to a signature.
+            return self._delegate(headers, names)
         agents = self._named(headers)
         if len(agents) > AGENTS_TRIED_MAX:
             agents = await self._first_tried(agents, route, names, deadline)
@@ -114,6 +115,19 @@ class Auth:
         if key is None:
             raise Unauthorized
         return Principal(tenant=key.tenant, name=key.name, scopes=key.scopes, key_id=key.key_id)
+
+    def _delegate(self, headers: dict[bytes, bytes], names: tuple[bytes, ...]) -> Signer:
+        """Return the agent for which the holder of a key acts, by a token that the agent minted for this attempt."""
+        principal = self._everybody or self._holder(headers.get(b"authorization", b""))
+        if DELEGATE not in principal.scopes:
+            raise Forbidden
+        for agent in self._named(headers):
+            if agent.tenant != principal.tenant:
+                continue
+            found = verified(agent.secrets, headers[DELEGATION], now_seconds=int(time.time()))
+            if found is not None and found.agent_id == agent.agent_id and _is_of(found, headers, names):
+                return Signer(agent_id=agent.agent_id, tenants=(agent.tenant,))
+        raise Unauthorized
 
     def check_again(self, caller: Caller) -> None:
         """Raise Unauthorized where the caller's key has ended since: for requests that stay open for long."""
@@ -221,6 +235,16 @@ def _owns(caller: Caller, located: Located) -> bool:
             return caller.agent_id == located.agent_id and located.tenant in caller.tenants
         case Nobody():
             return False
+
+
+def _is_of(found: Delegation, headers: dict[bytes, bytes], names: tuple[bytes, ...]) -> bool:
+    """Whether a token is of the execution in the path and of the lease in the headers: it is dead with its attempt."""
+    execution_id, dispatch_id = names[0].decode("latin-1"), headers.get(DISPATCH_ID, b"").decode("latin-1")
+    return (
+        parse_uuid(execution_id) == found.execution_id
+        and parse_uuid(dispatch_id) == found.lease.dispatch_id
+        and headers.get(ATTEMPT, b"").lstrip(b"0") == b"%d" % found.lease.attempt
+    )
 
 
 def _now() -> int:
