@@ -79,6 +79,10 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
     result: Raw | UnsetType = UNSET
     error: Raw | UnsetType = UNSET
     usage: Usage | None = None
+    """As it was sent."""
+    read_usage: Usage | UnsetType = UNSET
+    """As the result itself says it, where it has the form of an LLM call's record: it counts for an `llm_call` that
+    was sent none. The door reads it, so that a later change of how it is read changes no history."""
 
 
 class Limits(msgspec.Struct, frozen=True, gc=False):
@@ -136,6 +140,8 @@ class StepCompleted(Entry, frozen=True, kw_only=True, tag="step_completed"):
     result: Raw
     usage: Usage | None = None
     key: RequestKey | None = None
+    read_usage: Usage | UnsetType = UNSET
+    """As of `Outcome`."""
 
 
 class StepFailed(Entry, frozen=True, kw_only=True, tag="step_failed"):

@@ -118,6 +118,7 @@ class AgentCalls:
             step_id=step_id,
             result=bodies.raw_or_null(document.fields, "result"),
             usage=bodies.usage_of(document.fields),
+            read_usage=bodies.read_usage_of(document.fields),
             key=bodies.request_key(request, document, f"/v0/executions/{execution_id}/steps/{step_id}/complete"),
         )
         return await self._record_outcome(request, entry)

@@ -6,11 +6,12 @@ Nothing here asks the log, the view or a clock, and no message repeats what was 
 from collections.abc import Mapping
 from typing import TypeVar
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from kernel.domain.errors import Invalid
 from kernel.domain.identity import body_digest, request_key_digest
 from kernel.domain.json_values import Document, Value, error_record, items, members, read_object
+from kernel.domain.usage import TOKENS_MAX, recorded_usage
 from kernel.door.auth import ATTEMPT, DISPATCH_ID
 from kernel.door.exchange import Request
 from schemas.bodies import NULL, Usage
@@ -25,8 +26,6 @@ IDEMPOTENCIES: tuple[Idempotency, ...] = ("safe_to_retry", "at_most_once")
 TARGET_BYTES_MAX = 1024
 SETTLE_ITEMS_MAX = 256
 KEY_CHARS_MAX = 255
-TOKENS_MAX = 10**12
-"""Per count of one step: the sum over every step of an execution still fits the record."""
 ATTEMPT_MAX = 999_999_999
 """Larger numbers are read as this one: no attempt ever has it, so the lease check refuses them."""
 _ATTEMPT_DIGITS_MAX = 9
@@ -186,7 +185,12 @@ def _outcome(item: Value) -> Outcome:
     usage = usage_of(fields, path=f"{item.path}.usage")
     if error is not None:
         return Outcome(step_id=step_id, error=error_of_step(fields, path=error.path), usage=usage)
-    return Outcome(step_id=step_id, result=UNSET if result is None else Raw(result.raw), usage=usage)
+    return Outcome(
+        step_id=step_id,
+        result=UNSET if result is None else Raw(result.raw),
+        usage=usage,
+        read_usage=read_usage_of(fields),
+    )
 
 
 _COUNTS = ("input_tokens", "output_tokens", "total_tokens", "cached_tokens", "reasoning_tokens")
@@ -201,6 +205,14 @@ def usage_of(fields: Mapping[str, Value], *, path: str = "usage") -> Usage | Non
     counts = {name: _count(found.get(name), path=f"{path}.{name}") for name in _COUNTS}
     total = counts["input_tokens"] + counts["output_tokens"] or counts["total_tokens"]
     return Usage(**(counts | {"total_tokens": total}))
+
+
+def read_usage_of(fields: Mapping[str, Value]) -> Usage | UnsetType:
+    """Return the token counts that a result itself holds, where none were sent with it."""
+    sent, result = fields.get("usage"), fields.get("result")
+    if result is None or (sent is not None and sent.plain is not None):
+        return UNSET
+    return recorded_usage(result.plain) or UNSET
 
 
 def _count(value: Value | None, *, path: str) -> int:

@@ -107,6 +107,7 @@ ENTRIES: dict[str, AnyEntry] = {
     "step_submitted.least": StepSubmitted(**_LEASED, **_CALL, args=NULL, idempotency="safe_to_retry", verdict=ALLOW),
     "step_completed": StepCompleted(**_LEASED, step_id=STEP, result=SPELLED, usage=Usage(3, 4, 7, 1, 2), key=KEY),
     "step_completed.least": StepCompleted(**_LEASED, step_id=STEP, result=NULL),
+    "step_completed.read": StepCompleted(**_LEASED, step_id=STEP, result=SPELLED, read_usage=Usage(5, 6, 11, 2, 3)),
     "step_failed": StepFailed(**_LEASED, step_id=STEP, error=Raw(b'{"message":"no"}'), key=KEY),
     "step_failed.least": StepFailed(**_LEASED, step_id=STEP, error=Raw(b"{}")),
     "heartbeat_received": HeartbeatReceived(**_LEASED),

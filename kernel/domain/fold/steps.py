@@ -183,8 +183,15 @@ def settle(draft: Draft, outcomes: tuple[Outcome, ...]) -> Refusal | None:
         place = f"settle.{index}"
         result = None if outcome.result is UNSET else draft.body(bytes(outcome.result), place)
         error = None if outcome.error is UNSET else draft.body(bytes(outcome.error), place)
-        end_step(draft, step, result=result, error=error, usage=outcome.usage)
+        end_step(draft, step, result=result, error=error, usage=usage_of(step, outcome))
     return None
+
+
+def usage_of(step: StepRecord, outcome: Outcome | StepCompleted) -> Usage | None:
+    """Return what a step took: as it was sent, else as the record of an LLM call says it."""
+    if outcome.usage is not None or step.kind != "llm_call" or outcome.read_usage is UNSET:
+        return outcome.usage
+    return outcome.read_usage
 
 
 STEP_NOT_FOUND = Refusal(code="not_found", message="step not found")
@@ -219,7 +226,7 @@ def record_outcome(
         return STEP_NOT_EXECUTING
     use_lease(draft, renews=False)
     if not step.is_terminal:
-        usage = entry.usage if isinstance(entry, StepCompleted) else None
+        usage = usage_of(step, entry) if isinstance(entry, StepCompleted) else None
         end_step(draft, step, result=result, error=error, usage=usage)
         answer = Recorded(decision="recorded")
     bind_key(draft, entry.key, answer)
