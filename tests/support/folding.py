@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, UnsetType
 
 from kernel.domain.canonical import args_hash
 from kernel.domain.fold import Folded, Position, fold
@@ -213,7 +213,14 @@ class ListLog:
         )
 
     def complete_step(
-        self, step_id: str, result: Any = None, *, lease: Lease | None = None, key: str = "", usage: Usage | None = None
+        self,
+        step_id: str,
+        result: Any = None,
+        *,
+        lease: Lease | None = None,
+        key: str = "",
+        usage: Usage | None = None,
+        read_usage: Usage | UnsetType = UNSET,
     ) -> Any:
         return self.append(
             StepCompleted(
@@ -223,6 +230,7 @@ class ListLog:
                 result=raw(result),
                 usage=usage,
                 key=request_key(key, [step_id, result]) if key else None,
+                read_usage=read_usage,
             )
         )
 

@@ -22,6 +22,8 @@ from stepwell.errors import (
     failure_reason,
 )
 from stepwell.kernel import KernelClient
+from stepwell.llm.refusals import raise_for_refusal
+from stepwell.llm.transports import http_client
 from stepwell.signing import Lease
 from stepwell.tools import step, tool, tool_schema, wrap_tool
 from stepwell.types import Approval, Event, Execution, Result, Step, StepDecision, Usage
@@ -56,6 +58,8 @@ __all__ = [
     "ValidationError",
     "execution",
     "failure_reason",
+    "http_client",
+    "raise_for_refusal",
     "step",
     "tool",
     "tool_schema",

@@ -88,6 +88,14 @@ class ExecutionContext:
         """Bodies that run."""
         self._idle = asyncio.Event()
         self._idle.set()
+        self._calls = 0
+        """LLM calls whose answer is not recorded yet: the end of the execution waits for them."""
+        self._called = asyncio.Event()
+        self._called.set()
+
+    @property
+    def keeper(self) -> Keeper:
+        return self._keeper
 
     # ------------------------------------------------------------ signals
 
@@ -146,6 +154,51 @@ class ExecutionContext:
             case word:
                 raise APIError(f"the kernel says {word!r}, which this library does not know")
 
+    async def begin_llm(self, target: str, args: Any) -> StepDecision:
+        """Submit an LLM call. What proceeds keeps the execution from its end until `record_llm` or `fail_llm`.
+
+        Raises TypeError where JSON cannot carry the arguments, and why the attempt is over where it is.
+        """
+        self.check()
+        decision = await self._submit("llm_call", target, args, "safe_to_retry")
+        match decision.decision:
+            case "proceed":
+                self._begin_body()
+                self._calls += 1
+                self._called.clear()
+            case "blocked" | "execution_blocked":
+                self.note(Blocked("the execution waits for a person"))
+            case "execution_terminal":
+                self.note(Terminated("the execution has ended"))
+            case _:
+                pass
+        return decision
+
+    async def record_llm(self, step_id: str, record: dict[str, Any]) -> None:
+        """Record what a provider answered."""
+        outcome = Outcome(step_id=step_id, member="result", json=encode(record, what="record"))
+        await self._end_call(outcome)
+
+    async def fail_llm(self, step_id: str, message: str) -> None:
+        """Record that no answer came, or none that is whole."""
+        await self._end_call(Outcome(step_id=step_id, member="error", json=encode({"message": message}, what="error")))
+
+    async def publish_delta(self, step_id: str, seq: int, data: str) -> None:
+        """Show a piece of a running step to those who watch. Runs on the keeper's loop."""
+        await self._keeper.kernel.publish_delta(self.execution_id, step_id, lease=self.lease, seq=seq, data=data)
+
+    async def _end_call(self, outcome: Outcome) -> None:
+        try:
+            await self._record(outcome, "safe_to_retry")
+        finally:
+            self._leave_call()
+
+    def _leave_call(self) -> None:
+        self._end_body()
+        self._calls -= 1
+        if not self._calls:
+            self._called.set()
+
     async def _submit(self, kind: Kind, target: str, args: Any, idempotency: Idempotency) -> StepDecision:
         carried = await self._settling.board()
         is_accepted = False
@@ -170,14 +223,20 @@ class ExecutionContext:
 
     async def _perform(self, step_id: str, target: str, idempotency: Idempotency, run: Run) -> Any:
         """Run the body of a step and record how it ended."""
-        self._open += 1
-        self._idle.clear()
+        self._begin_body()
         try:
             return await self._perform_and_record(step_id, target, idempotency, run)
         finally:
-            self._open -= 1
-            if not self._open:
-                self._idle.set()
+            self._end_body()
+
+    def _begin_body(self) -> None:
+        self._open += 1
+        self._idle.clear()
+
+    def _end_body(self) -> None:
+        self._open -= 1
+        if not self._open:
+            self._idle.set()
 
     async def _perform_and_record(self, step_id: str, target: str, idempotency: Idempotency, run: Run) -> Any:
         try:
@@ -242,6 +301,9 @@ class ExecutionContext:
         self._settling.drop()
 
     async def _end(self, end: Callable[..., Awaitable[None]]) -> None:
+        await self._called.wait()
+        # A stream that was read on for its record may have found the attempt to be over.
+        self.check()
         carried = await self._settling.board()
         is_accepted = False
         try:
@@ -284,9 +346,13 @@ def replayed(target: str, decision: StepDecision) -> Any:
     """Return the recorded result of a step, or raise its recorded error."""
     if decision.error is None:
         return decision.result
-    error = decision.error
+    raise ToolError(words_of(decision.error), target, decision.step_id)
+
+
+def words_of(error: Any) -> str:
+    """Return what a recorded error says to people."""
     words: Any = None
     if isinstance(error, dict):
         members = cast("dict[str, Any]", error)
         words = members.get("message") or members.get("reason")
-    raise ToolError(str(words or cast("object", error)), target, decision.step_id)
+    return str(words or cast("object", error))

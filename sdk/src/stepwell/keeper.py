@@ -42,6 +42,10 @@ class Keeper:
         loop = self._running()
         loop.call_soon_threadsafe(loop.call_later, seconds, act)
 
+    def call_soon(self, act: Callable[[], None]) -> None:
+        """Call something here as soon as may be. It must not block."""
+        self._running().call_soon_threadsafe(act)
+
     def close(self) -> None:
         """End what still runs here, and the thread."""
         with self._lock:

@@ -1,8 +1,8 @@
 """The kernel as an agent sees it: its steps, its lease and the end of its execution, all signed."""
 
 import os
+import secrets
 import time
-import uuid
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ DEFAULT_URL = "http://localhost:8080"
 TIMEOUT_SECONDS = 35.0
 GIVE_UP_SECONDS = 120.0
 """How long a request is repeated where its caller names no other time: a lease."""
+KEY_BYTES = 16
 HEARTBEAT_SECONDS_MAX = 20.0
 """A heartbeat that found no answer by then is followed by the next one."""
 
@@ -186,6 +187,13 @@ class KernelClient:
         if decision == "execution_terminal":
             raise Terminated("the execution has ended")
 
+    async def publish_delta(self, execution_id: str, step_id: str, *, lease: Lease, seq: int, data: str) -> None:
+        """Show a piece of a running step to those who watch: tried once, up to 64 KiB."""
+        members = [("seq", encode(seq, what="seq")), ("data", encode(data, what="data"))]
+        path = f"/v0/executions/{execution_id}/steps/{step_id}/stream"
+        call = LeasedCall(method="POST", path=path, body=_object(members), lease=lease)
+        await self._exchange.send(call, give_up_seconds=0)
+
     async def heartbeat(
         self, execution_id: str, *, lease: Lease, give_up_seconds: float = HEARTBEAT_SECONDS_MAX
     ) -> None:
@@ -222,7 +230,7 @@ class KernelClient:
             method="POST",
             path=f"/v0/executions/{execution_id}{path}",
             body=_object(members),
-            key=str(uuid.uuid4()),
+            key=secrets.token_hex(KEY_BYTES),
             lease=lease,
         )
         return await self._exchange.send(call, give_up_seconds=give_up_seconds)

@@ -54,6 +54,19 @@ def test_usage_is_on_the_step_and_summed():
     assert log.live_header.usage == usage + usage
 
 
+def test_usage_that_a_record_holds_counts_for_llm_calls_that_were_sent_none():
+    log = started()
+    read, sent = Usage(input_tokens=3, total_tokens=3), Usage(input_tokens=50, total_tokens=50)
+    calls = [submitted(log, "m", number, kind="llm_call") for number in range(3)]
+    tool = submitted(log, "t", 1)
+    log.complete_step(calls[0], 1, read_usage=read)
+    log.complete_step(calls[1], 1, usage=sent, read_usage=read)
+    log.complete_step(tool, 1, read_usage=read)
+    log.submit("m", 4, settle=[replace(result_of(calls[2], 1), read_usage=read)])
+    assert [log.records.steps[each].usage for each in (*calls, tool)] == [read, sent, read, None]
+    assert log.live_header.usage == read + sent + read
+
+
 def test_an_unknown_step_comes_before_everything_else():
     log = started()
     log.cancel()

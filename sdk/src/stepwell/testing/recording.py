@@ -16,7 +16,7 @@ from stepwell.kernel import Idempotency, Kind
 from stepwell.testing.comparing import Divergence, Made, left_out, made
 from stepwell.testing.local import RUN_SECONDS, LocalKernel
 from stepwell.testing.replaying import TracedAgent, TracedContext
-from stepwell.types import Event, Execution, Step
+from stepwell.types import Event, Execution, Step, StepDecision
 
 FORMAT = 1
 _REPLAYED = ("succeeded", "failed")
@@ -112,16 +112,29 @@ class RecordedContext(TracedContext):
         run: Body,
         kind: Kind = "tool_call",
     ) -> Any:
-        step = made(kind, target, args, self.here().place)
-        self._made.append(step)
-        denials = self._denials.get(step.content)
-        if denials:
-            raise _denial(denials.pop(0))
+        step = self._noted(kind, target, args)
 
         async def refused() -> Any:
             self._refuse(step)
 
         return await super().invoke_tool(target, args, idempotency=idempotency, run=refused, kind=kind)
+
+    async def begin_llm(self, target: str, args: Any) -> StepDecision:
+        step = self._noted("llm_call", target, args)
+        decision = await super().begin_llm(target, args)
+        if decision.decision == "proceed":
+            self._leave_call()
+            self._refuse(step)
+        return decision
+
+    def _noted(self, kind: Kind, target: str, args: Any) -> Made:
+        """Note a step that is asked for. Raises PolicyError where it was denied in the recording."""
+        step = made(kind, target, args, self.here().place)
+        self._made.append(step)
+        denials = self._denials.get(step.content)
+        if denials:
+            raise _denial(denials.pop(0))
+        return step
 
     def _refuse(self, step: Made) -> None:
         if self._unfinished[step.content]:

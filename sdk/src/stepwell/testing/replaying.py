@@ -10,10 +10,10 @@ from kernel.inprocess import InProcessKernel
 from stepwell.agent import Agent
 from stepwell.context import ExecutionContext, Held, Run
 from stepwell.errors import Blocked, ToolError
-from stepwell.kernel import Idempotency, KernelClient, Kind
+from stepwell.kernel import Idempotency, KernelClient, Kind, Outcome
 from stepwell.testing.comparing import Diverged, Divergence, Trace, made
 from stepwell.testing.places import Lane, Spot, on_lane, spot
-from stepwell.types import Execution
+from stepwell.types import Execution, StepDecision
 
 PAUSE_SECONDS_MAX = 5.0
 
@@ -27,7 +27,9 @@ class TracedContext(ExecutionContext):
     def __init__(self, *, trace: Trace, **parts: Any) -> None:
         super().__init__(**parts)
         self._trace = trace
-        self._calls = 0
+        self._spots: dict[str, Spot] = {}
+        """By step, where an LLM call was made."""
+        self._invoked = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
 
@@ -66,7 +68,7 @@ class TracedContext(ExecutionContext):
             finally:
                 on_lane(here.lane)
 
-        self._calls += 1
+        self._invoked += 1
         self._quiet.clear()
         try:
             self.check()
@@ -79,13 +81,25 @@ class TracedContext(ExecutionContext):
             self._after(here, is_fresh=is_fresh)
             return result
         finally:
-            self._calls -= 1
-            if not self._calls:
+            self._invoked -= 1
+            if not self._invoked:
                 self._quiet.set()
 
     def here(self) -> Spot:
         """Return where the step that is being made was asked for."""
         return _spot.get() or spot()
+
+    async def begin_llm(self, target: str, args: Any) -> StepDecision:
+        here = self.here()
+        self.check()
+        self._note(here, "llm_call", target, args)
+        decision = await super().begin_llm(target, args)
+        self._spots[decision.step_id] = here
+        return decision
+
+    async def _end_call(self, outcome: Outcome) -> None:
+        await super()._end_call(outcome)
+        self._after(self._spots[outcome.step_id], is_fresh=True)
 
     async def complete(self, output: Any, state: Any) -> None:
         self._finish()

@@ -1,0 +1,102 @@
+"""A stream of a provider, read to its end whatever becomes of its consumer."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+from stepwell.llm.endings import Ending
+from stepwell.llm.records import Answer
+from stepwell.llm.step import LlmStep
+
+STREAM_BYTES_MAX = 32 * 1024 * 1024
+UNWATCHED_SECONDS_MAX = 120.0
+"""How long a stream is read on for the record after its consumer has left."""
+
+
+class Reading:
+    """Chunks as they come, kept until the record is made, for one consumer that may leave at any time."""
+
+    def __init__(self, step: LlmStep, status: int, content_type: str) -> None:
+        self._step = step
+        self._status = status
+        self._content_type = content_type
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._more = asyncio.Event()
+        self._is_over = False
+        self._broken: Exception | None = None
+        self._limit: asyncio.Timeout | None = None
+
+    def start(
+        self, chunks: AsyncIterator[bytes], close: Callable[[], Coroutine[Any, Any, None]], broken: type[Exception]
+    ) -> asyncio.Task[None]:
+        """Begin to read. `close` ends the answer, `broken` is raised to the consumer of a stream that was cut short."""
+        return asyncio.ensure_future(self._read(chunks, close, broken))
+
+    async def consume(self) -> AsyncIterator[bytes]:
+        """Give every chunk as it comes. Raises where the stream broke, or ended before its end."""
+        at = 0
+        while True:
+            while at < len(self._chunks):
+                yield self._chunks[at]
+                at += 1
+            if self._is_over:
+                break
+            self._more.clear()
+            self._watched(True)
+            try:
+                await self._more.wait()
+            finally:
+                self._watched(False)
+        if self._broken is not None:
+            raise self._broken
+
+    async def _read(
+        self, chunks: AsyncIterator[bytes], close: Callable[[], Coroutine[Any, Any, None]], broken: type[Exception]
+    ) -> None:
+        ending, deltas = Ending(), self._step.watch()
+        trouble = "the stream was cut off: the process ended"
+        try:
+            async with asyncio.timeout(UNWATCHED_SECONDS_MAX) as self._limit:
+                async for chunk in chunks:
+                    deltas.show(chunk)
+                    ending.feed(chunk)
+                    self._add(chunk)
+                    if self._size > STREAM_BYTES_MAX:
+                        trouble = f"the stream is longer than {STREAM_BYTES_MAX} bytes"
+                        break
+                else:
+                    trouble = ending.trouble()
+        except TimeoutError:
+            trouble = f"nobody read the stream for {UNWATCHED_SECONDS_MAX:g} s, and it did not end"
+        except Exception as error:  # noqa: BLE001 - whatever breaks a provider's stream fails the step, and is handed on
+            trouble = f"the stream broke: {type(error).__name__}: {error}"
+            self._broken = error
+        self._limit = None
+        try:
+            await deltas.shown()
+            await self._end(trouble, broken)
+        finally:
+            self._is_over = True
+            self._more.set()
+            await close()
+
+    async def _end(self, trouble: str, broken: type[Exception]) -> None:
+        if not trouble:
+            body = b"".join(self._chunks)
+            await self._step.record(Answer(self._status, self._content_type, body))
+            return
+        if self._broken is None:
+            self._broken = broken(trouble)
+        await self._step.fail(trouble)
+
+    def _watched(self, is_watched: bool) -> None:
+        """The consumer waits for more, or has gone on with what it has, and may never come back."""
+        if self._limit is not None and not self._limit.expired():
+            now = asyncio.get_running_loop().time()
+            self._limit.reschedule(None if is_watched else now + UNWATCHED_SECONDS_MAX)
+
+    def _add(self, chunk: bytes) -> None:
+        self._chunks.append(chunk)
+        self._size += len(chunk)
+        self._more.set()

@@ -1,0 +1,146 @@
+"""One LLM call as a step that is under way: asked for, watched live, and given its outcome once."""
+
+import asyncio
+import codecs
+import logging
+from collections import deque
+from typing import Any
+
+from stepwell.context import ExecutionContext, words_of
+from stepwell.errors import RebunoError, Signal
+from stepwell.keeper import Keeper
+from stepwell.llm.calls import LlmCall
+from stepwell.llm.records import Answer, answer_of, error_answer, failure, record_of
+from stepwell.llm.refusals import refusal, word_refusal
+from stepwell.types import StepDecision
+
+DELTA_CHARS = 2000
+DELTA_SECONDS = 0.05
+SHOW_SECONDS_MAX = 1.0
+"""How long the record of a stream waits for its last deltas to be shown."""
+DELTA_CHARS_MAX = 16_000
+"""In one delta: 64 KiB of UTF-8 at most, which is what the kernel takes."""
+PENDING_CHARS_MAX = 1_000_000
+"""Of a stream that comes faster than the kernel takes its deltas; what is over is not shown live."""
+
+_log = logging.getLogger(__name__)
+
+
+class LlmStep:
+    """Made by `begin`; ended by `record` or `fail`, whichever comes first."""
+
+    def __init__(self, context: ExecutionContext, step_id: str) -> None:
+        self._context = context
+        self._step_id = step_id
+        self._is_over = False
+
+    async def record(self, answer: Answer) -> None:
+        """Record what the provider answered, whatever its status."""
+        await self._end(self._context.record_llm(self._step_id, record_of(answer)))
+
+    async def fail(self, message: str) -> None:
+        """Record that there was no answer, or none that is whole."""
+        await self._end(self._context.fail_llm(self._step_id, message))
+
+    def watch(self) -> "Deltas":
+        return Deltas(self._context, self._step_id)
+
+    async def _end(self, outcome: Any) -> None:
+        if self._is_over:
+            outcome.close()
+            return
+        self._is_over = True
+        try:
+            await outcome
+        except (Signal, RebunoError) as error:
+            # The context keeps a signal. Whoever reads the answer has it all the same.
+            _log.warning("the answer of step %s could not be recorded: %s", self._step_id, error)
+
+
+async def begin(context: ExecutionContext, call: LlmCall) -> LlmStep | Answer:
+    """Submit the call; return the step to carry out, or the answer that there is already: a record, or a refusal."""
+    try:
+        decision = await context.begin_llm(call.target, call.args)
+    except (Signal, RebunoError) as error:
+        return refusal(error) or error_answer(502, "rebuno_unreachable", f"the kernel does not answer: {error}")
+    if decision.decision == "proceed":
+        return LlmStep(context, decision.step_id)
+    if decision.decision == "replay":
+        return _replayed(decision)
+    return word_refusal(decision.decision, decision.reason)
+
+
+def _replayed(decision: StepDecision) -> Answer:
+    if decision.error is not None:
+        return failure(words_of(decision.error))
+    try:
+        return answer_of(decision.result)
+    except ValueError as error:
+        return failure(str(error))
+
+
+class Deltas:
+    """What observers see of a stream, gathered a little: best effort, one publish at a time, on the keeper."""
+
+    def __init__(self, context: ExecutionContext, step_id: str) -> None:
+        self._context = context
+        self._step_id = step_id
+        self._keeper: Keeper = context.keeper
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._pending: deque[str] = deque()
+        self._pending_chars = 0
+        self._seq = 0
+        self._sending: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
+
+    def show(self, chunk: bytes) -> None:
+        """Let observers see a chunk, sooner or later. Returns at once; may be called from any thread."""
+        text = self._decode(chunk)
+        if text:
+            self._keeper.call_soon(lambda: self._add(text))
+
+    async def shown(self) -> None:
+        """Return when all of it was published, or cannot be in time. After the step's end nothing is shown any more."""
+        try:
+            async with asyncio.timeout(SHOW_SECONDS_MAX):
+                await asyncio.wrap_future(self._keeper.begin(self._drain()))
+        except TimeoutError:
+            _log.info("the last deltas of step %s were not shown in time", self._step_id)
+
+    # ------------------------------------------------------------ on the keeper's loop
+
+    async def _drain(self) -> None:
+        self._hurry.set()
+        while self._sending is not None:
+            await asyncio.wait((self._sending,))
+
+    def _add(self, text: str) -> None:
+        if self._pending_chars + len(text) > PENDING_CHARS_MAX:
+            return
+        self._pending.append(text)
+        self._pending_chars += len(text)
+        if self._sending is None:
+            self._sending = asyncio.ensure_future(self._send())
+
+    async def _send(self) -> None:
+        try:
+            if self._pending_chars < DELTA_CHARS:
+                await self._gathered()
+            while self._pending:
+                text = "".join(self._pending)
+                self._pending.clear()
+                self._pending_chars = 0
+                for start in range(0, len(text), DELTA_CHARS_MAX):
+                    await self._context.publish_delta(self._step_id, self._seq, text[start : start + DELTA_CHARS_MAX])
+                    self._seq += 1
+        except (Signal, RebunoError) as error:
+            _log.info("a delta of step %s was not shown: %s", self._step_id, error)
+        finally:
+            self._sending = None
+
+    async def _gathered(self) -> None:
+        try:
+            async with asyncio.timeout(DELTA_SECONDS):
+                await self._hurry.wait()
+        except TimeoutError:
+            return

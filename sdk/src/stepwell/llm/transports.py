@@ -1,0 +1,172 @@
+"""HTTP clients whose requests to a model provider are steps, for httpx and httpx2.
+
+Both packages have one interface, and an agent may have either: the one that its provider's SDK is made of.
+"""
+
+import asyncio
+import importlib
+import logging
+import random
+from typing import Any
+
+from stepwell.context import current
+from stepwell.llm.calls import LlmCall, call_of
+from stepwell.llm.reading import Reading
+from stepwell.llm.records import Answer, failure, is_event_stream
+from stepwell.llm.step import LlmStep, begin
+
+RETRIES_MAX = 3
+PAUSE_SECONDS, PAUSE_SECONDS_MAX = 0.5, 8.0
+RETRY_AFTER_SECONDS_MAX = 60.0
+REPLAY_BYTES = 16 * 1024
+"""In one chunk of a stream that is replayed."""
+
+LIBRARIES = ("httpx2", "httpx")
+_OF_THE_CONNECTION = ("verify", "cert", "http1", "http2", "limits", "proxy", "trust_env", "uds", "local_address")
+_RETRIED = frozenset({408, 409, 425, 429})
+
+_log = logging.getLogger(__name__)
+
+
+def http_client(*, library: str = "", **options: Any) -> Any:
+    """Return an `AsyncClient` whose requests are steps of kind `llm_call`, for a provider's SDK:
+
+        client = AsyncOpenAI(http_client=http_client())
+
+    A request with a JSON object, or a multipart body, is recorded with what the provider answers, and replayed without
+    asking the provider again; any other is passed through, with a warning. Answers that may be better the next time
+    (no connection, 408, 409, 425, 429, 5xx) are asked for again within the step, up to three times. Credentials are
+    never recorded. Raises RuntimeError for a request outside of a handler.
+
+    `library` is `httpx2` or `httpx`, else the first that is installed; `options` are those of its `AsyncClient`.
+    """
+    http = _library(library)
+    inner = options.pop("transport", None)
+    if inner is None:
+        inner = http.AsyncHTTPTransport(**{name: options.pop(name) for name in _OF_THE_CONNECTION if name in options})
+    return http.AsyncClient(transport=Recording(http, inner), **options)
+
+
+def _library(name: str) -> Any:
+    for each in (name,) if name else LIBRARIES:
+        try:
+            return importlib.import_module(each)
+        except ModuleNotFoundError:
+            continue
+    raise RuntimeError("http_client() needs httpx2 or httpx: install the one that your provider's SDK uses")
+
+
+class Recording:
+    """A transport around another. Everything that it hands on has the headers that a replay will have."""
+
+    def __init__(self, http: Any, inner: Any) -> None:
+        self._http = http
+        self._inner = inner
+        self._readings: set[asyncio.Task[None]] = set()
+        self._closing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "Recording":
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections; those that streams are still read from once these have come to their end."""
+        if self._readings:
+            self._closing = asyncio.ensure_future(self._close_later())
+        else:
+            await self._inner.aclose()
+
+    async def _close_later(self) -> None:
+        while self._readings:
+            await asyncio.wait(tuple(self._readings))
+        await self._inner.aclose()
+
+    async def handle_async_request(self, request: Any) -> Any:
+        call = await _call_of(request)
+        if call is None:
+            _log.warning("a request to %s is no LLM call, and is not recorded", request.url.host)
+            return await self._inner.handle_async_request(request)
+        context = current("http_client()")
+        begun = await begin(context, call)
+        if isinstance(begun, Answer):
+            return self._handed(begun, is_streamed=begun.is_stream)
+        try:
+            return await self._carried_out(request, call, begun)
+        except BaseException as error:
+            # Cancelled, or broken by a fault of ours: the step must not stay open for an attempt that goes on.
+            await asyncio.shield(begun.fail(f"the call was given up: {type(error).__name__}: {error}"))
+            raise
+
+    async def _carried_out(self, request: Any, call: LlmCall, step: LlmStep) -> Any:
+        try:
+            response = await self._final(request)
+        except self._http.TransportError as error:
+            message = f"the provider did not answer: {type(error).__name__}: {error}"
+            await step.fail(message)
+            return self._handed(failure(message), is_streamed=False)
+        content_type: str = response.headers.get("content-type", "")
+        if response.status_code < 400 and (is_event_stream(content_type) or call.is_streamed):
+            return self._streamed(response, content_type, step)
+        body = await _whole(response)
+        answer = Answer(response.status_code, content_type, body)
+        await step.record(answer)
+        return self._handed(answer, is_streamed=False)
+
+    async def _final(self, request: Any) -> Any:
+        """Return the first answer that another try would not better, or the last one."""
+        pause_seconds = PAUSE_SECONDS
+        for left in range(RETRIES_MAX, -1, -1):
+            at_least = 0.0
+            try:
+                response = await self._inner.handle_async_request(request)
+            except self._http.TransportError:
+                if not left:
+                    raise
+            else:
+                if not left or not _is_retried(response.status_code):
+                    return response
+                at_least = _retry_after(response.headers)
+                await response.aclose()
+            await asyncio.sleep(max(at_least, pause_seconds * random.uniform(0.5, 1.0)))  # noqa: S311 - spreads repeats
+            pause_seconds = min(pause_seconds * 2, PAUSE_SECONDS_MAX)
+        raise RuntimeError("not reached")
+
+    def _streamed(self, response: Any, content_type: str, step: LlmStep) -> Any:
+        reading = Reading(step, response.status_code, content_type)
+        task = reading.start(response.aiter_bytes(), response.aclose, self._http.RemoteProtocolError)
+        self._readings.add(task)
+        task.add_done_callback(self._readings.discard)
+        headers = Answer(response.status_code, content_type, b"").headers
+        return self._http.Response(response.status_code, headers=headers, content=reading.consume())
+
+    def _handed(self, answer: Answer, *, is_streamed: bool) -> Any:
+        content: Any = _pieces(answer.body) if is_streamed else answer.body
+        return self._http.Response(answer.status, headers=answer.headers, content=content)
+
+
+async def _call_of(request: Any) -> LlmCall | None:
+    return call_of(request.headers.get("content-type", ""), await request.aread())
+
+
+async def _whole(response: Any) -> bytes:
+    try:
+        return await response.aread()
+    finally:
+        await response.aclose()
+
+
+async def _pieces(body: bytes) -> Any:
+    for start in range(0, len(body), REPLAY_BYTES):
+        yield body[start : start + REPLAY_BYTES]
+
+
+def _is_retried(status: int) -> bool:
+    return status in _RETRIED or status >= 500
+
+
+def _retry_after(headers: Any) -> float:
+    text = str(headers.get("retry-after", ""))
+    return min(float(text), RETRY_AFTER_SECONDS_MAX) if text.isascii() and text.isdigit() else 0.0
