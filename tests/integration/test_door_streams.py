@@ -13,8 +13,9 @@ import pytest_asyncio
 
 from kernel.door import deltas, events, streams
 from kernel.listener import Listener
-from tests.support.door import API_KEY, MemoryRig, Run, rig_in_memory
+from tests.support.door import API_KEY, OPERATOR_KEY, MemoryRig, Run, rig_in_memory
 from tests.support.event_streams import Frames, Lazy, opened
+from tests.support.tenancy import make_key
 from tests.support.wait import wait_until_async
 
 BEARER = {"authorization": f"Bearer {API_KEY}"}
@@ -36,7 +37,7 @@ class Served:
         return opened(self.http, f"{run.path}/events/stream{query}", headers)
 
     async def open_streams(self) -> int:
-        text = (await self.rig.call("GET", "/metrics", key="o" * 24)).text
+        text = (await self.rig.call("GET", "/metrics", key=OPERATOR_KEY)).text
         found = re.search(r"^stepwell_streams_open (\d+)", text, re.MULTILINE)
         assert found is not None
         return int(found[1])
@@ -275,6 +276,21 @@ async def test_a_door_that_closes_ends_its_streams_at_once_and_without_an_end(do
         assert [await frames.rest() for frames in observers] == [[]] * 100
     response = await door.http.get(f"{run.path}/stream", headers=BEARER)
     assert response.status_code == 503
+
+
+async def test_a_stream_ends_with_the_key_that_it_was_asked_for_with(door: Served) -> None:
+    key = await make_key(door.rig)
+    run = await door.rig.started()
+    bearer = {"authorization": f"Bearer {key['key']}"}
+    async with (
+        opened(door.http, f"{run.path}/stream", bearer) as deltas_of_it,
+        opened(door.http, f"{run.path}/events/stream?after_seq=1000", bearer) as events_of_it,
+    ):
+        revoked = await door.rig.call("DELETE", f"/v0/keys/{key['id']}", key=OPERATOR_KEY)
+        assert revoked.status_code == 204
+        # The next change, or the next look, finds the key to be over.
+        await run.proceed()
+        assert [await frames.rest() for frames in (deltas_of_it, events_of_it)] == [[], []]
 
 
 async def test_more_streams_than_a_tenant_may_have_are_refused(door: Served, monkeypatch: pytest.MonkeyPatch) -> None:

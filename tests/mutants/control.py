@@ -115,8 +115,8 @@ OF_CONTROL = (
         name="a request that waits reads on with a key that was revoked meanwhile",
         promise="D7",
         file="kernel/door/events.py",
-        old="                self._records.check_again(request)\n",
-        new="",
+        old="                self._records.check_again(request)\n                left = ",
+        new="                left = ",
         tests=(_OF_DOOR_KEYS + "test_a_request_that_waits_reads_nothing_more_once_its_key_has_ended",),
     ),
     Mutant(

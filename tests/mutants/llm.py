@@ -43,6 +43,22 @@ OF_LLM_CALLS = (
         tests=(_STREAMS + "test_a_reader_that_comes_back_misses_and_repeats_nothing",),
     ),
     Mutant(
+        name="a stream of deltas goes on with a key that was revoked meanwhile",
+        promise="D7",
+        file=_DELTAS,
+        old="        self._records.check_again(request)\n",
+        new="",
+        tests=(_STREAMS + "test_a_stream_ends_with_the_key_that_it_was_asked_for_with",),
+    ),
+    Mutant(
+        name="a stream of events goes on with a key that was revoked meanwhile",
+        promise="D7",
+        file="kernel/door/events.py",
+        old="                self._records.check_again(request)\n                rendered = ",
+        new="                rendered = ",
+        tests=(_STREAMS + "test_a_stream_ends_with_the_key_that_it_was_asked_for_with",),
+    ),
+    Mutant(
         name="streams outlive the door that drains",
         promise="D4",
         file="kernel/door/app.py",
