@@ -1,1 +1,1 @@
-"""Programs to read and to run: an agent over plain HTTP, and a demonstration of it being killed half-way."""
+"""Programs to read and to run: agents with the library and over plain HTTP, and one that is killed half-way."""

@@ -1,7 +1,8 @@
 """The demonstration behind `make run`: an agent is killed in the middle of its work and resumes without repeating any.
 
-It starts `stepwell dev` and the agent of `examples/agent.py`, kills the agent after its third tool call, starts it
-again and shows what happened. With ONCE=1 it then exits: 0 only if every tool ran exactly once, over two attempts.
+It starts `stepwell dev` and the agent of the README, `examples/hello.py`, kills the agent after its third tool call,
+starts it again and shows what happened. With ONCE=1 it then exits: 0 only if every tool ran exactly once, over two
+attempts.
 """
 
 import http.client
@@ -21,9 +22,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 LEASE_SECONDS = 10
-LINES = ("first", "second", "third", "fourth", "fifth")
+NAMES = ("Ada", "Grace", "Hedy", "Mary", "Rosa")
 KILLED_AFTER = 3
 PORT = 8080
+POLL_SECONDS = 0.1
 PROGRESS_SECONDS = 5
 START_SECONDS = 90
 WORK_SECONDS = 60
@@ -44,6 +46,8 @@ class Program:
     def __init__(self, name: str, command: Sequence[str], environment: dict[str, str], log: Path | None = None) -> None:
         self.name = name
         self.lines: queue.Queue[str] = queue.Queue()
+        self.said: list[str] = []
+        """The lines that were taken from the queue."""
         self.log = log
         self.process = subprocess.Popen(
             command,
@@ -67,9 +71,11 @@ class Program:
 
     def next_line(self, wait_seconds: float) -> str | None:
         try:
-            return self.lines.get(timeout=wait_seconds)
+            line = self.lines.get(timeout=wait_seconds)
         except queue.Empty:
             return None
+        self.said.append(line)
+        return line
 
     @property
     def is_running(self) -> bool:
@@ -93,7 +99,6 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         self.port = free_port(PORT)
         self.agent_port = free_port()
-        self.file = folder / "lines.txt"
         self.log = folder / "stepwell.log"
         self.secret = secrets.token_hex(16)
         self.kernel = Program(
@@ -102,16 +107,34 @@ class Stage:
             {"STEPWELL_DISPATCH_LEASE_TIMEOUT": f"{LEASE_SECONDS}s"},
             log=self.log,
         )
-        self.agent: Program | None = None
+        self.agents: list[Program] = []
+        """The one that works comes last."""
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def start_agent(self) -> Program:
-        command = [sys.executable, "-m", "examples.agent", "--kernel", self.url, "--port", str(self.agent_port)]
-        self.agent = Program("agent", [*command, "--file", str(self.file)], {"AGENT_SECRET": self.secret})
-        return self.agent
+    @property
+    def agent(self) -> Program:
+        return self.agents[-1]
+
+    def start_agent(self) -> None:
+        environment = {
+            "REBUNO_URL": self.url,
+            "REBUNO_AGENT_SECRET": self.secret,
+            "REBUNO_AGENT_ADDR": f"127.0.0.1:{self.agent_port}",
+            # Its lines are shown as they come.
+            "PYTHONUNBUFFERED": "1",
+        }
+        self.agents.append(Program("agent", [sys.executable, "-m", "examples.hello"], environment))
+        wait_for(self.is_agent_listening, START_SECONDS, "the agent listens")
+
+    def is_agent_listening(self) -> bool:
+        if not self.agent.is_running:
+            show_rest(self.agent)
+            raise Failed("the agent has ended")
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.agent_port)) == 0
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """Make one request; in dev mode nothing needs a key."""
@@ -120,6 +143,8 @@ class Stage:
             connection.request(method, path, None if body is None else json.dumps(body))
             response = connection.getresponse()
             answer = response.read()
+        except OSError as error:
+            raise Failed(f"{method} {path} was not answered: {error}") from error
         finally:
             connection.close()
         if response.status >= 300:
@@ -131,17 +156,20 @@ class Stage:
             raise Failed("stepwell dev has ended")
         try:
             self.call("GET", "/v0/ready")
-        except (OSError, Failed):
+        except Failed:
             return False
         return True
 
-    def lines_written(self) -> list[str]:
-        return self.file.read_text(encoding="utf-8").splitlines() if self.file.exists() else []
+    def recorded(self, execution_id: str) -> int:
+        """How many steps have a recorded outcome."""
+        return len(self.call("GET", f"/v0/executions/{execution_id}/steps?status=succeeded"))
+
+    def has_ended(self, execution_id: str) -> bool:
+        return self.call("GET", f"/v0/executions/{execution_id}")["status"] not in ("running", "blocked")
 
     def stop(self) -> None:
-        for program in (self.agent, self.kernel):
-            if program is not None:
-                program.stop()
+        for program in (*self.agents, self.kernel):
+            program.stop()
 
 
 def main() -> int:
@@ -171,48 +199,51 @@ def demonstrate(stage: Stage) -> None:
     """Let the agent work, kill it, let it resume, and check what came of it."""
     say(f"Starting Stepwell on {stage.url}, with a lease of {LEASE_SECONDS} seconds.")
     wait_for(stage.is_ready, START_SECONDS, "Stepwell is ready")
-    agent = stage.start_agent()
-    follow(agent, START_SECONDS, until="listening on")
-    stage.call(
-        "POST",
-        "/v0/agents",
-        {"id": "scribe", "webhook_url": f"http://127.0.0.1:{stage.agent_port}/", "secret": stage.secret},
-    )
-    execution = stage.call("POST", "/v0/executions", {"agent_id": "scribe", "input": LINES})
-    say(f"\nCreated execution {execution['id']}: {len(LINES)} tool calls, each appends a line to a file.")
-    follow(agent, WORK_SECONDS, until=" done", times=KILLED_AFTER)
+    webhook_url = f"http://127.0.0.1:{stage.agent_port}/webhook"
+    stage.call("POST", "/v0/agents", {"id": "hello", "webhook_url": webhook_url, "secret": stage.secret})
+    say("Starting the agent, python -m examples.hello.")
+    stage.start_agent()
+    given = {"names": NAMES}
+    execution_id = stage.call("POST", "/v0/executions", {"agent_id": "hello", "input": given})["id"]
+    say(f"\nCreated execution {execution_id}: {len(NAMES)} tool calls, each greets somebody.")
+    follow(stage.agent, lambda: stage.recorded(execution_id) >= KILLED_AFTER, f"{KILLED_AFTER} calls are recorded")
 
-    agent.kill()
+    stage.agent.kill()
+    show_rest(stage.agent)
     say(f"\nKilled the agent (kill -9) after {KILLED_AFTER} tool calls, and started it again. The kernel gives the")
     say(f"work out anew when the lease of the killed one has run out, in up to {LEASE_SECONDS} seconds.")
-    agent = stage.start_agent()
-    follow(agent, WORK_SECONDS, until="the execution is complete")
+    stage.start_agent()
+    follow(stage.agent, lambda: stage.has_ended(execution_id), "the execution has ended")
+    show_rest(stage.agent)
 
-    events = stage.call("GET", f"/v0/executions/{execution['id']}/events?limit=1000")
-    steps = stage.call("GET", f"/v0/executions/{execution['id']}/steps")
+    events = stage.call("GET", f"/v0/executions/{execution_id}/events?limit=1000")
+    steps = stage.call("GET", f"/v0/executions/{execution_id}/steps")
     say("\nThe event log:")
     for line in event_lines(events, steps):
         say(line)
-    check(stage.lines_written(), events)
+    check([line for agent in stage.agents for line in agent.said], events)
 
 
-def check(written: list[str], events: list[Any]) -> None:
+def check(said: list[str], events: list[Any]) -> None:
     """Raise Failed unless every tool ran exactly once, over exactly two attempts."""
-    say(f"\nThe file has {len(written)} lines: {', '.join(written)}.")
-    if written != list(LINES):
-        raise Failed(f"the file should hold the lines {', '.join(LINES)}, once each and in this order")
+    greeted = [line.removeprefix("hello, ") for line in said if line.startswith("hello, ")]
+    say(f"\nThe agent has greeted {len(greeted)} times: {', '.join(greeted)}.")
+    if greeted != list(NAMES):
+        raise Failed(f"it should have greeted {', '.join(NAMES)}, once each and in this order")
     attempts = [event["payload"]["attempt"] for event in events if event["type"] == "dispatch.acked"]
     if attempts != [1, 2]:
         raise Failed(f"two attempts should have been acknowledged, and these were: {attempts}")
+    if events[-1]["type"] != "execution.completed":
+        raise Failed(f"the execution should have been completed, and its last event is {events[-1]['type']}")
     say("Two attempts, and every tool ran exactly once.")
 
 
 def keep_serving(stage: Stage) -> None:
     """Leave it all running for whoever watches, until Ctrl-C."""
-    body = json.dumps({"agent_id": "scribe", "input": ["one more", "and another"]})
+    body = json.dumps({"agent_id": "hello", "input": {"names": ["Vera"]}})
     say(f"\nStepwell keeps serving on {stage.url} until Ctrl-C, and so does the agent. Its API: {stage.url}/docs")
     say(f"Give the agent more to do:  curl {stage.url}/v0/executions -d '{body}'")
-    while stage.kernel.is_running and stage.agent is not None and stage.agent.is_running:
+    while stage.kernel.is_running and stage.agent.is_running:
         show(stage.agent.next_line(1.0))
     raise Failed("stepwell dev or the agent has ended by itself")
 
@@ -230,27 +261,27 @@ def wait_for(condition: Callable[[], bool], wait_seconds: float, what: str) -> N
         if now - said > PROGRESS_SECONDS:
             said = now
             say(f"  … waiting until {what}")
-        time.sleep(0.1)
+        time.sleep(POLL_SECONDS)
 
 
-def follow(agent: Program, wait_seconds: float, *, until: str, times: int = 1) -> None:
-    """Show the agent's lines until one with the words has come so many times; count the seconds of silence."""
-    started = time.monotonic()
-    silent_seconds = 0
-    while times:
-        line = agent.next_line(1.0)
+def follow(agent: Program, condition: Callable[[], bool], what: str) -> None:
+    """Show the agent's lines until the condition holds; count the seconds of silence."""
+    started = heard = time.monotonic()
+    told_seconds = 1
+    while not condition():
+        line = agent.next_line(POLL_SECONDS)
         show(line)
+        now = time.monotonic()
         if line is not None:
-            silent_seconds = 0
-            times -= until in line
-            continue
-        silent_seconds += 1
-        if silent_seconds > 1:
-            say(f"  … {silent_seconds} s")
+            heard, told_seconds = now, 1
+        elif int(now - heard) > told_seconds:
+            told_seconds = int(now - heard)
+            say(f"  … {told_seconds} s")
         if not agent.is_running:
+            show_rest(agent)
             raise Failed("the agent has ended")
-        if time.monotonic() - started > wait_seconds:
-            raise Failed(f"waited {wait_seconds} seconds for the agent to say “{until.strip()}”")
+        if now - started > WORK_SECONDS:
+            raise Failed(f"waited {WORK_SECONDS} seconds until {what}")
 
 
 # ---------------------------------------------------------------- showing
@@ -296,6 +327,12 @@ def colour(text: str, code: str) -> str:
 def show(line: str | None) -> None:
     if line is not None:
         say(f"  agent | {line}")
+
+
+def show_rest(agent: Program) -> None:
+    """Show the lines that the agent has said and that were not shown yet."""
+    while (line := agent.next_line(POLL_SECONDS)) is not None:
+        show(line)
 
 
 def show_log(log: Path) -> None:

@@ -6,6 +6,7 @@ It knows nothing of what it serves. Stopping it is the last thing a door does, w
 import asyncio
 import logging
 import socket
+import struct
 from collections.abc import Awaitable, Callable, Generator, MutableMapping
 from contextlib import contextmanager
 from typing import Any, Self, cast
@@ -25,6 +26,9 @@ CONNECTIONS_MAX = 20_000
 """Open at once; one more is dropped, so that files stay free for the log and the view."""
 CLOSE_SECONDS_MAX = 2
 """For answers that are being written when the server stops."""
+
+_AT_ONCE = struct.pack("ii", 1, 0)
+"""Of SO_LINGER: closing resets the connection."""
 
 App = Callable[
     [MutableMapping[str, Any], Callable[[], Awaitable[Any]], Callable[[MutableMapping[str, Any]], Awaitable[None]]],
@@ -178,13 +182,20 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_in_head = True
         self._head_bytes = 0
         super().on_message_begin()
-        # For an answer that its reader does not take: closing would wait for what was written to be taken.
-        self.scope["extensions"] = {"stepwell.abort": {"now": self.transport.abort}}
+        self.scope["extensions"] = {"stepwell.abort": {"now": self._reset}}
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         self._head_is_here()
         super().on_headers_complete()
+
+    def _reset(self) -> None:
+        """Drop the connection of a reader that takes nothing: what was written is not waited for, by nobody."""
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:
+            # Else the system would go on offering what it holds, for minutes.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        self.transport.abort()
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_SECONDS_MAX, self._head_is_late)

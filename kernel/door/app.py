@@ -118,17 +118,19 @@ class Door:
         self._is_draining = False
         self._is_over = False
         self._is_listening = False
-        self._metrics.gauge("stepwell_requests_open", "Requests being answered.", lambda: len(self._open))
-        self._metrics.gauge("stepwell_streams_open", "Open streams of events and deltas.", lambda: self._streams.count)
-        self._metrics.gauge(
+        self._add_gauges(log, quotas, shards=settings.shards)
+
+    def _add_gauges(self, log: Log, quotas: Quotas, *, shards: int) -> None:
+        gauge = self._metrics.gauge
+        gauge("stepwell_requests_open", "Requests being answered.", lambda: len(self._open))
+        gauge("stepwell_streams_open", "Open streams of events and deltas.", lambda: self._streams.count)
+        gauge(
             "stepwell_log_silent_shards",
             "Shards whose stream takes entries and acknowledges none.",
-            lambda: sum(log.is_silent(shard) for shard in range(settings.shards)),
+            lambda: sum(log.is_silent(shard) for shard in range(shards)),
         )
-        self._metrics.gauge("stepwell_requests_in_flight", "Requests waiting for the log.", lambda: self.in_flight)
-        self._metrics.gauge(
-            "stepwell_quota_waiting", "Requests over a quota, waiting for room.", lambda: quotas.waiting
-        )
+        gauge("stepwell_requests_in_flight", "Requests waiting for the log.", lambda: self.in_flight)
+        gauge("stepwell_quota_waiting", "Requests over a quota, waiting for room.", lambda: quotas.waiting)
 
     # ------------------------------------------------------------ life
 

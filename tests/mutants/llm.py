@@ -75,6 +75,14 @@ OF_LLM_CALLS = (
         tests=(_STREAMS + "test_an_observer_that_takes_nothing_delays_nobody_and_is_disconnected",),
     ),
     Mutant(
+        name="a connection that is dropped is offered what the system holds of it",
+        promise="G7",
+        file="kernel/listener.py",
+        old="            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)",
+        new="            pass",
+        tests=(_STREAMS + "test_an_observer_that_takes_nothing_delays_nobody_and_is_disconnected",),
+    ),
+    Mutant(
         name="what nobody watches any more is still heard",
         promise="G7",
         file=_DELTAS,

@@ -1,17 +1,24 @@
 """What README and CONTRIBUTING tell people to type works: the quickstart is run, and every make target exists."""
 
+import ast
 import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
+from kernel.embedded.ports import free_port
+from tests.support.wait import wait_until
+
 ROOT = Path(__file__).resolve().parents[2]
-LINES = ["first", "second", "third", "fourth", "fifth"]
+NAMES = ["Ada", "Grace", "Hedy", "Mary", "Rosa"]
 RUN_SECONDS_MAX = 240
 STOP_SECONDS_MAX = 60
 
@@ -32,11 +39,87 @@ def commands(page: str) -> Iterator[list[str]]:
         yield shlex.split(command, comments=True)
 
 
+def section(title: str) -> str:
+    return text_of("README.md").partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+@contextmanager
+def started(command: str, environment: Mapping[str, str], output: Path) -> Iterator[None]:
+    """Run a command of the README for the time of the block."""
+    program, *rest = shlex.split(command)
+    start = {"stepwell": [sys.executable, "-m", "kernel.cli"], "python": [sys.executable]}[program]
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [*start, *rest], cwd=output.parent, env=environment, stdout=file, stderr=subprocess.STDOUT
+        )
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait(STOP_SECONDS_MAX)
+
+
+def is_ready(port: int) -> bool:
+    return httpx.get(f"http://127.0.0.1:{port}/v0/ready", trust_env=False).status_code == 200
+
+
+def ended_at(address: str) -> Any:
+    """Return the execution once it has ended."""
+    execution = httpx.get(address, trust_env=False).json()
+    return execution if execution["status"] != "running" else None
+
+
 def recipe(target: str) -> str:
     """Return the lines of a target of the Makefile, as make would echo them."""
     lines = text_of("Makefile").partition(f"\n{target}:")[2].splitlines()[1:]
     ends = next((number for number, line in enumerate(lines) if not line.startswith("\t")), len(lines))
     return "\n".join(line.strip().removeprefix("@") for line in lines[:ends])
+
+
+# ---------------------------------------------------------------- the agent in ten lines
+
+
+def test_the_agent_of_the_readme_is_the_example_and_has_ten_lines() -> None:
+    shown = section("An agent in ten lines").partition("```python\n")[2].partition("```")[0]
+    source = text_of("examples/hello.py")
+    docstring = ast.parse(source).body[0]
+
+    assert shown.strip() == "\n".join(source.splitlines()[docstring.end_lineno :]).strip()
+    assert len([line for line in shown.splitlines() if line.strip()]) <= 10
+
+
+def test_the_agent_of_the_readme_runs_by_the_commands_that_are_given(tmp_path: Path) -> None:
+    # Given the commands as they stand there, with ports that nobody has.
+    door, port = free_port(), free_port()
+    below = section("An agent in ten lines").rpartition("```")[2]
+    serve, work, ask = re.findall(r"^    (?!make)(\S.*)$", below.replace("8080", str(door)), re.MULTILINE)
+    manifest = tmp_path / "agents.yaml"
+    text = text_of("examples/agents.yaml").replace(":5000/", f":{port}/").replace("shell_policy.yaml", "policy.yaml")
+    manifest.write_text(text, "utf-8")
+    (tmp_path / "policy.yaml").write_text(text_of("examples/shell_policy.yaml"), "utf-8")
+
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("STEPWELL_", "REBUNO_"))}
+    given = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "STEPWELL_LISTEN_ADDR": f"127.0.0.1:{door}"}
+    given |= {"REBUNO_URL": f"http://127.0.0.1:{door}", "REBUNO_AGENT_ADDR": f"127.0.0.1:{port}"}
+    given |= {"REBUNO_AGENT_SECRET": "any-text-of-16-bytes"}
+    environment = plain | given
+
+    with (
+        started(serve.replace("examples/agents.yaml", str(manifest)), environment, tmp_path / "dev.txt"),
+        started(work, environment, tmp_path / "agent.txt"),
+    ):
+        wait_until(lambda: is_ready(door), "Stepwell to be ready", deadline_seconds=60, retry_on=httpx.HTTPError)
+        _, address, _, body = shlex.split(ask)
+        # As curl sends what it is given.
+        form = {"content-type": "application/x-www-form-urlencoded"}
+        created = httpx.post(address, content=body, headers=form, trust_env=False)
+        assert created.status_code < 300, created.text
+        ended = wait_until(
+            lambda: ended_at(f"{address}/{created.json()['id']}"), "the execution to end", deadline_seconds=60
+        )
+
+    assert (ended["status"], ended["output"]) == ("completed", "2 greeted")
+    assert (tmp_path / "agent.txt").read_text("utf-8").splitlines()[-2:] == ["hello, Ada", "hello, Grace"]
 
 
 # ---------------------------------------------------------------- the quickstart
@@ -57,8 +140,8 @@ def test_the_quickstart_does_what_the_readme_says(tmp_path: Path) -> None:
 
     printed = output.read_text("utf-8")
     assert exit_code == 0, printed
-    assert f"The file has 5 lines: {', '.join(LINES)}." in printed
-    assert_three_are_replayed_and_two_are_done(printed)
+    assert f"The agent has greeted 5 times: {', '.join(NAMES)}." in printed
+    assert_three_are_greeted_before_the_kill_and_two_after(printed)
     assert_the_event_log_shows_two_attempts(printed.partition("The event log:")[2])
     assert [each.name for each in tmp_path.iterdir()] == ["output.txt"], "it leaves its data behind"
 
@@ -81,14 +164,10 @@ def run_once(environment: Mapping[str, str], output: Path) -> int:
             process.wait(STOP_SECONDS_MAX)
 
 
-def assert_three_are_replayed_and_two_are_done(printed: str) -> None:
-    told = re.findall(r'attempt (\d): append_line {"line": "(\w+)"} (done|replayed)', printed)
-    assert told == [
-        *(("1", line, "done") for line in LINES[:3]),
-        *(("2", line, "replayed") for line in LINES[:3]),
-        *(("2", line, "done") for line in LINES[3:]),
-    ]
-    assert printed.index('"third"} done') < printed.index("Killed the agent") < printed.index('"first"} replayed')
+def assert_three_are_greeted_before_the_kill_and_two_after(printed: str) -> None:
+    before, _, after = printed.partition("Killed the agent")
+    greeted = [re.findall(r"^  agent \| hello, (\w+)$", part, re.MULTILINE) for part in (before, after)]
+    assert greeted == [NAMES[:3], NAMES[3:]]
 
 
 def assert_the_event_log_shows_two_attempts(log: str) -> None:
@@ -100,8 +179,10 @@ def assert_the_event_log_shows_two_attempts(log: str) -> None:
         "acknowledged by the agent attempt 2",
     ]
     assert [what for family, what in told if family == "step" and what.startswith("succeeded")] == [
-        f'succeeded append_line {{"line": "{line}"}}' for line in LINES
+        f'succeeded greet {{"name": "{name}"}}' for name in NAMES
     ]
+    resumed = told.index(("dispatch", "acknowledged by the agent attempt 2"))
+    assert len([what for _, what in told[:resumed] if what.startswith("succeeded")]) == 3
     assert told[-1][0] == "execution"
     assert told[-1][1].startswith("completed")
 

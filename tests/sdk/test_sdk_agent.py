@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import importlib.util
 import re
-import textwrap
 import threading
 import time
 from pathlib import Path
@@ -198,7 +197,7 @@ async def test_what_was_done_is_recorded_when_the_process_ends_in_the_middle(
 
 async def test_the_agent_of_the_readme_runs(serve: Serve, tmp_path: Path) -> None:
     text = (ROOT / "sdk/README.md").read_text("utf-8")
-    code = textwrap.dedent("\n".join(re.findall(r"^(?:    .*)?$", text, re.MULTILINE))).strip()
+    code = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[0]
     (tmp_path / "readme_agent.py").write_text(code, "utf-8")
     spec = importlib.util.spec_from_file_location("readme_agent", tmp_path / "readme_agent.py")
     assert spec is not None
@@ -209,7 +208,7 @@ async def test_the_agent_of_the_readme_runs(serve: Serve, tmp_path: Path) -> Non
     ended = await (await serve(module.handle)).run({"question": "cats"})
 
     assert (ended.status, ended.output) == ("completed", "2 answers")
-    assert code.endswith('Agent("researcher", secret="the secret of its registration").run(handle)')
+    assert code.endswith('Agent("researcher").run(handle)\n')
 
 
 # ---------------------------------------------------------------- decisions

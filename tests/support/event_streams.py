@@ -13,6 +13,7 @@ import httpx
 from tests.support.wait import wait_until_async
 
 READ_SECONDS = 10.0
+RECEIVED_BYTES = 8192
 ESTABLISHED = 1
 """The state of a TCP connection whose two sides are both there, as Linux numbers it."""
 
@@ -81,9 +82,14 @@ class Lazy:
 
     @classmethod
     async def ask(cls, port: int, path: str, headers: dict[str, str]) -> Self:
-        # A small limit: the loop reads ahead no more than this, and the rest stays in the socket.
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
-        lines = [f"GET {path} HTTP/1.1", "Host: door", *(f"{name}: {value}" for name, value in headers.items())]
+        # Little is taken ahead: neither by the system, whose buffer is small, nor by the loop, whose limit is.
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVED_BYTES)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+        reader, writer = await asyncio.open_connection(sock=sock, limit=1024)
+        sent = headers | {"Host": "door", "Connection": "close"}
+        lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in sent.items())]
         writer.write("\r\n".join([*lines, "", ""]).encode())
         await reader.readuntil(b": keep-alive\n\n")
         return cls(reader, writer)

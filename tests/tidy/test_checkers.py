@@ -42,7 +42,7 @@ WRONG_DIRECTIONS = [
     ("sdk/src/stepwell/client.py", "from schemas import ids"),
     ("sdk/src/stepwell/client.py", "import kernel.domain.identity"),
     ("examples/agent.py", "import schemas"),
-    ("examples/agent.py", "import fastapi"),
+    ("examples/agent.py", "import uvicorn"),
     ("kernel/unheard_of.py", ""),
 ]
 
@@ -58,6 +58,7 @@ RIGHT_DIRECTIONS = [
     ("kernel/dev.py", "from kernel.embedded import EmbeddedServers\nfrom kernel.door import app\nimport workers.x"),
     ("sdk/src/stepwell/client.py", "import httpx\nfrom stepwell import errors"),
     ("examples/agent.py", "import httpx, hmac, subprocess"),
+    ("examples/mounted.py", "import fastapi\nfrom stepwell import Agent"),
     ("bench/submit.py", "import nats\nfrom kernel.domain import identity"),
     ("tests/unit/test_fold.py", "from kernel.domain import fold\nimport examples.agent\nimport hypothesis"),
 ]

@@ -23,6 +23,8 @@ HEARTBEAT_SECONDS_MAX = 30.0
 HEARTBEATS_PER_LEASE = 3
 DRAIN_SECONDS = 25.0
 FLUSH_SECONDS_MAX = 2.0
+ADDRESS = "0.0.0.0:5000"
+"""Where `run` listens unless it is told otherwise: webhooks come from elsewhere."""
 
 _log = logging.getLogger(__name__)
 Handler = Callable[..., Any]
@@ -87,11 +89,17 @@ class Agent:
         self._handler = process
         self._input = Input(process)
 
-    def run(self, process: Handler, *, host: str = "0.0.0.0", port: int = 5000) -> None:  # noqa: S104 - webhooks come from elsewhere
-        """Bind the function and serve webhooks until the process is told to end."""
+    def run(self, process: Handler, *, host: str | None = None, port: int | None = None) -> None:
+        """Bind the function and serve webhooks until the process is told to end.
+
+        What is left out is that of `REBUNO_AGENT_ADDR`, an address such as `127.0.0.1:5001`, else 0.0.0.0 and 5000.
+        """
         import uvicorn
 
         self.bind(process)
+        known_host, _, known_port = (os.environ.get("REBUNO_AGENT_ADDR") or ADDRESS).rpartition(":")
+        host = known_host.strip("[]") if host is None else host
+        port = int(known_port) if port is None else port
         uvicorn.run(self.app, host=host, port=port, lifespan="on", log_level="warning")
 
     # ------------------------------------------------------------ webhooks
@@ -203,6 +211,10 @@ class Agent:
                     _log.exception("execution %s: the handler failed", context.execution_id)
                 await context.fail(failure_reason(error))
                 return
+            except BaseExceptionGroup:
+                # A task group has put the signals of its tasks into one.
+                context.check()
+                raise
             await context.complete(result.output, result.state)
         except Blocked:
             await context.pause()

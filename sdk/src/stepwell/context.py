@@ -95,7 +95,18 @@ class ExecutionContext:
 
     @property
     def keeper(self) -> Keeper:
+        """Where work of this attempt goes on, whatever the handler does."""
         return self._keeper
+
+    @property
+    def id(self) -> str:
+        """The execution's, by the name that the published client has for it."""
+        return self.execution_id
+
+    @property
+    def dispatch_attempt(self) -> int:
+        """The attempt's number, by the name that the published client has for it."""
+        return self.attempt
 
     # ------------------------------------------------------------ signals
 

@@ -35,7 +35,8 @@ class Made(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         shown = self.args if len(self.args) <= SHOWN_MAX else self.args[:SHOWN_MAX] + "…"
-        return f"{self.place or 'a task of its own'}: {self.target} {shown}"
+        where = f"{self.place}: " if self.place is not None else ""
+        return f"{where}{self.target} {shown}"
 
 
 class Divergence(AssertionError):

@@ -52,8 +52,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 class Running:
     """An execution that was started."""
 
-    def __init__(self, client: Client, execution_id: str, agent: Agent) -> None:
+    def __init__(self, kernel: InProcessKernel, client: Client, execution_id: str, agent: Agent) -> None:
         self.execution_id = execution_id
+        self._kernel = kernel
         self._client = client
         self._agent = agent
 
@@ -70,6 +71,10 @@ class Running:
         steps = await self._client.list_steps(self.execution_id)
         events = [event async for event in self._client.follow(self.execution_id)]
         return Run(execution=execution, steps=steps, events=events)
+
+    async def interrupt(self) -> None:
+        """Take the execution from the attempt that has it, as if its process had died; another one follows at once."""
+        await asyncio.to_thread(self._kernel.end_lease, self.execution_id)
 
     async def approval(self, *, timeout: float = RUN_SECONDS) -> Approval:
         """Return the approval that the execution waits for, once it does. Decide it with the kernel's `client`.
@@ -179,7 +184,7 @@ class LocalKernel:
         if policy:
             await self._post(f"/v0/policies/{agent_id}", {"bundle": policy})
         execution = await self.client.create(agent_id, given)
-        return Running(self.client, execution.id, agent)
+        return Running(self.kernel, self.client, execution.id, agent)
 
     async def _post(self, path: str, body: dict[str, str]) -> None:
         async with httpx.AsyncClient(base_url=self.url, trust_env=False) as http:
