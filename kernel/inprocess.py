@@ -34,6 +34,7 @@ ATTEMPTS_MAX = 100_000
 DELAY_SECONDS = 0.05
 START_SECONDS_MAX = 20.0
 STOP_SECONDS_MAX = 10.0
+DRAIN_SECONDS = 0.05
 APPEND_SECONDS_MAX = 5.0
 POLL_SECONDS = 0.001
 
@@ -49,6 +50,7 @@ DEFAULTS = Settings(
     attempts_max=ATTEMPTS_MAX,
     base_delay_seconds=DELAY_SECONDS,
     delay_seconds_max=DELAY_SECONDS,
+    drain_seconds=DRAIN_SECONDS,
     webhook_allow_networks=LOOPBACK_NETWORKS,
 )
 """As `stepwell dev` asks for no keys and lets loopback be called; an attempt that ended is followed at once."""
@@ -137,6 +139,7 @@ class InProcessKernel:
                     await asyncio.sleep(POLL_SECONDS)
                 self._is_up.set()
                 await self._asked_to_stop.wait()
+                await door.drain()
                 for work in reversed(works):
                     work.cancel()
 

@@ -39,9 +39,13 @@ class DoorRole:
         finally:
             self._ended.set()
 
+    async def drain(self) -> None:
+        """Answer 503 to what is new while what is open is answered."""
+        await self._door.drain()
+
     async def stop(self) -> None:
         """Answer 503 to what is new while what is open is answered; only then close the connections."""
-        await self._door.drain()
+        await self.drain()
         self._listener.stop()
         await self._ended.wait()
 

@@ -186,9 +186,9 @@ async def test_an_answer_that_is_compressed_is_recorded_plain(encoding: str) -> 
 
 async def test_a26_what_may_be_better_the_next_time_is_asked_again_within_the_step() -> None:
     busy = Reply(status=429, headers={"content-type": "application/json", "retry-after": "0"}, pieces=(ERROR,))
-    broken = Reply(status=500, pieces=(ERROR,))
+    cut = Reply(pieces=(COMPLETION[:40],), ending="cut")
     async with (
-        wire_provider(busy, broken, NoReply(), Reply(pieces=(COMPLETION,))) as provider,
+        wire_provider(busy, cut, NoReply(), Reply(pieces=(COMPLETION,))) as provider,
         LocalKernel() as kernel,
     ):
 

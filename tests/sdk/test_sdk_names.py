@@ -28,7 +28,7 @@ NAMES = [
     *("ForbiddenError", "KernelClient", "Lease", "LeaseSuperseded", "NetworkError", "NotFoundError", "PolicyError"),
     *("RateLimited", "RebunoError", "Result", "Signal", "Step", "StepDecision", "Terminated", "ToolError"),
     *("UnauthorizedError", "Usage", "ValidationError", "execution", "failure_reason", "step", "tool", "tool_schema"),
-    *("http_client", "raise_for_refusal", "wrap_tool"),
+    *("http_client", "raise_for_refusal", "sync_http_client", "wrap_tool"),
 ]
 
 

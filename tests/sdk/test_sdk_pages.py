@@ -3,7 +3,6 @@
 A comment under a block holds how it is run; a block of text after it is what is then printed, or how it ends.
 """
 
-import asyncio
 import importlib.util
 import os
 import re

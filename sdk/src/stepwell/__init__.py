@@ -24,6 +24,7 @@ from stepwell.errors import (
 from stepwell.kernel import KernelClient
 from stepwell.llm.refusals import raise_for_refusal
 from stepwell.llm.transports import http_client
+from stepwell.llm.transports_sync import sync_http_client
 from stepwell.signing import Lease
 from stepwell.tools import step, tool, tool_schema, wrap_tool
 from stepwell.types import Approval, Event, Execution, Result, Step, StepDecision, Usage
@@ -61,6 +62,7 @@ __all__ = [
     "http_client",
     "raise_for_refusal",
     "step",
+    "sync_http_client",
     "tool",
     "tool_schema",
     "wrap_tool",

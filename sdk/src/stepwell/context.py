@@ -22,6 +22,7 @@ from stepwell.errors import (
 from stepwell.keeper import Keeper
 from stepwell.kernel import Idempotency, KernelClient, Kind, Outcome
 from stepwell.settling import Settling
+from stepwell.shielding import undisturbed
 from stepwell.signing import Lease
 from stepwell.types import Execution, StepDecision
 from stepwell.values import decode, encode
@@ -148,6 +149,10 @@ class ExecutionContext:
         Raises TypeError where JSON cannot carry the arguments, PolicyError, RateLimited, ToolError, and the signals.
         """
         self.check()
+        call = self._invoke(target, args, idempotency, run, kind)
+        return await undisturbed(call, is_paused=lambda: isinstance(self._ended, Blocked))
+
+    async def _invoke(self, target: str, args: Any, idempotency: Idempotency, run: Run, kind: Kind) -> Any:
         decision = await self._submit(kind, target, args, idempotency)
         match decision.decision:
             case "proceed":

@@ -40,14 +40,18 @@ def http_client(*, library: str = "", **options: Any) -> Any:
 
     `library` is `httpx2` or `httpx`, else the first that is installed; `options` are those of its `AsyncClient`.
     """
-    http = _library(library)
-    inner = options.pop("transport", None)
-    if inner is None:
-        inner = http.AsyncHTTPTransport(**{name: options.pop(name) for name in _OF_THE_CONNECTION if name in options})
+    http = library_of(library)
+    inner = options.pop("transport", None) or http.AsyncHTTPTransport(**of_the_connection(options))
     return http.AsyncClient(transport=Recording(http, inner), **options)
 
 
-def _library(name: str) -> Any:
+def of_the_connection(options: dict[str, Any]) -> dict[str, Any]:
+    """Take out of a client's options what its transport is made with."""
+    return {name: options.pop(name) for name in _OF_THE_CONNECTION if name in options}
+
+
+def library_of(name: str) -> Any:
+    """Return the package of this name, else the first of those that are known and installed."""
     for each in (name,) if name else LIBRARIES:
         try:
             return importlib.import_module(each)
@@ -87,7 +91,7 @@ class Recording:
     async def handle_async_request(self, request: Any) -> Any:
         call = await _call_of(request)
         if call is None:
-            _log.warning("a request to %s is no LLM call, and is not recorded", request.url.host)
+            passed_by(request)
             return await self._inner.handle_async_request(request)
         context = current("http_client()")
         begun = await begin(context, call)
@@ -102,39 +106,39 @@ class Recording:
 
     async def _carried_out(self, request: Any, call: LlmCall, step: LlmStep) -> Any:
         try:
-            response = await self._final(request)
+            found = await self._final(request, call)
         except self._http.TransportError as error:
-            message = f"the provider did not answer: {type(error).__name__}: {error}"
+            message = no_answer(error)
             await step.fail(message)
             return self._handed(failure(message), is_streamed=False)
-        content_type: str = response.headers.get("content-type", "")
-        if response.status_code < 400 and (is_event_stream(content_type) or call.is_streamed):
-            return self._streamed(response, content_type, step)
-        body = await _whole(response)
-        answer = Answer(response.status_code, content_type, body)
-        await step.record(answer)
-        return self._handed(answer, is_streamed=False)
+        if not isinstance(found, Answer):
+            return self._streamed(found, step)
+        await step.record(found)
+        return self._handed(found, is_streamed=False)
 
-    async def _final(self, request: Any) -> Any:
-        """Return the first answer that another try would not better, or the last one."""
+    async def _final(self, request: Any, call: LlmCall) -> Any:
+        """Return the answer that another try would not better, or the last one: whole, or a response to stream."""
         pause_seconds = PAUSE_SECONDS
         for left in range(RETRIES_MAX, -1, -1):
             at_least = 0.0
             try:
                 response = await self._inner.handle_async_request(request)
+                if is_streamed(response, call):
+                    return response
+                answer = Answer(response.status_code, content_type_of(response), await _whole(response))
             except self._http.TransportError:
                 if not left:
                     raise
             else:
-                if not left or not _is_retried(response.status_code):
-                    return response
-                at_least = _retry_after(response.headers)
-                await response.aclose()
-            await asyncio.sleep(max(at_least, pause_seconds * random.uniform(0.5, 1.0)))  # noqa: S311 - spreads repeats
+                if not left or not is_retried(answer.status):
+                    return answer
+                at_least = retry_after(response.headers)
+            await asyncio.sleep(max(at_least, spread(pause_seconds)))
             pause_seconds = min(pause_seconds * 2, PAUSE_SECONDS_MAX)
         raise RuntimeError("not reached")
 
-    def _streamed(self, response: Any, content_type: str, step: LlmStep) -> Any:
+    def _streamed(self, response: Any, step: LlmStep) -> Any:
+        content_type = content_type_of(response)
         reading = Reading(step, response.status_code, content_type)
         task = reading.start(response.aiter_bytes(), response.aclose, self._http.RemoteProtocolError)
         self._readings.add(task)
@@ -145,6 +149,23 @@ class Recording:
     def _handed(self, answer: Answer, *, is_streamed: bool) -> Any:
         content: Any = _pieces(answer.body) if is_streamed else answer.body
         return self._http.Response(answer.status, headers=answer.headers, content=content)
+
+
+def content_type_of(response: Any) -> str:
+    return response.headers.get("content-type", "")
+
+
+def is_streamed(response: Any, call: LlmCall) -> bool:
+    """Whether an answer is handed on as it comes."""
+    return response.status_code < 400 and (is_event_stream(content_type_of(response)) or call.is_streamed)
+
+
+def no_answer(error: Exception) -> str:
+    return f"the provider did not answer: {type(error).__name__}: {error}"
+
+
+def passed_by(request: Any) -> None:
+    _log.warning("a request to %s is no LLM call, and is not recorded", request.url.host)
 
 
 async def _call_of(request: Any) -> LlmCall | None:
@@ -163,10 +184,15 @@ async def _pieces(body: bytes) -> Any:
         yield body[start : start + REPLAY_BYTES]
 
 
-def _is_retried(status: int) -> bool:
+def spread(pause_seconds: float) -> float:
+    """Return a pause somewhat shorter, so that many do not come back at once."""
+    return pause_seconds * random.uniform(0.5, 1.0)  # noqa: S311 - keeps no secret
+
+
+def is_retried(status: int) -> bool:
     return status in _RETRIED or status >= 500
 
 
-def _retry_after(headers: Any) -> float:
+def retry_after(headers: Any) -> float:
     text = str(headers.get("retry-after", ""))
     return min(float(text), RETRY_AFTER_SECONDS_MAX) if text.isascii() and text.isdigit() else 0.0
