@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import stepwell.testing
 from stepwell import Result, ToolError, execution, step, tool
 from stepwell.testing import Divergence, LocalKernel, Recording
+from tests.support.wait import loop_turns, wait_until_async
 
 
 def test_the_public_names_are_these() -> None:
@@ -95,6 +98,47 @@ async def test_an_approval_that_never_comes_is_told_with_how_the_execution_ended
         running = await kernel.start(handle)
         with pytest.raises(AssertionError, match="ended without an approval: completed"):
             await running.approval()
+
+
+@pytest.mark.parametrize("idempotency", ["safe_to_retry", "at_most_once"])
+async def test_a_tool_beside_one_that_waits_for_a_person_comes_to_its_end(idempotency: Any) -> None:
+    """A group of tasks cancels all of them when one raises, as a step that waits does."""
+    calls, asked = Calls(), asyncio.Event()
+    bundle = "default_action: allow\nrules: [{id: ask, when: {target: ask}, then: {decision: require_approval}}]\n"
+
+    @tool(idempotency=idempotency)
+    async def pay() -> str:
+        calls.add("begun")
+        await asked.wait()
+        await loop_turns()
+        return calls.add("paid")
+
+    @tool
+    async def ask() -> str:
+        return calls.add("asked")
+
+    async def handle() -> list[str]:
+        async with asyncio.TaskGroup() as group:
+            paying = group.create_task(pay())
+            while not calls.made:
+                await loop_turns()
+            asking = group.create_task(ask())
+        return [paying.result(), asking.result()]
+
+    async with LocalKernel() as kernel:
+        running = await kernel.start(handle, policy=bundle)
+        approval = await running.approval()
+        asked.set()
+
+        async def is_paid() -> bool:
+            return "succeeded" in [step.status for step in await kernel.client.list_steps(running.execution_id)]
+
+        await wait_until_async(is_paid, "the payment to be recorded")
+        await kernel.client.grant_approval(approval.id)
+        run = await running.wait()
+
+    assert run.output == ["paid", "asked"], run.failure_reason
+    assert calls.made == ["begun", "paid", "asked"]
 
 
 # ---------------------------------------------------------------- replay always
@@ -227,6 +271,22 @@ async def test_tasks_that_come_to_their_steps_in_another_order_do_not_differ() -
 
     assert run.status == "completed", run.failure_reason
     assert len(calls.made) == 6
+
+
+async def test_threads_that_come_to_their_steps_in_another_order_do_not_differ() -> None:
+    calls, turn = Calls(), itertools.count()
+    note = counted_plainly(calls)
+
+    def handle() -> list[Any]:
+        names = ["a", "b"] if next(turn) % 2 else ["b", "a"]
+        with ThreadPoolExecutor(1) as pool:
+            return sorted(pool.submit(copy_context().run, note, name).result() for name in names)
+
+    async with LocalKernel() as kernel:
+        run = await kernel.run(handle, replay="always")
+
+    assert run.output == ["a", "b"], run.failure_reason
+    assert sorted(calls.made) == ["a", "b"]
 
 
 # ---------------------------------------------------------------- recordings

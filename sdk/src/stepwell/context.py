@@ -22,7 +22,7 @@ from stepwell.errors import (
 from stepwell.keeper import Keeper
 from stepwell.kernel import Idempotency, KernelClient, Kind, Outcome
 from stepwell.settling import Settling
-from stepwell.shielding import undisturbed
+from stepwell.shielding import UnderWay, undisturbed
 from stepwell.signing import Lease
 from stepwell.types import Execution, StepDecision
 from stepwell.values import decode, encode
@@ -85,14 +85,10 @@ class ExecutionContext:
         self._is_sync = settle == "sync"
         self._settling = Settling(keeper, self._record_on_keeper, self.note)
         self._ended: BaseException | None = None
-        self._open = 0
-        """Bodies that run."""
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._calls = 0
-        """LLM calls whose answer is not recorded yet: the end of the execution waits for them."""
-        self._called = asyncio.Event()
-        self._called.set()
+        self._steps = UnderWay()
+        """From their submission to their outcome: a pause waits for them."""
+        self._calls = UnderWay()
+        """LLM calls whose answer is not recorded yet: the end of the execution waits for them, too."""
 
     @property
     def keeper(self) -> Keeper:
@@ -153,7 +149,14 @@ class ExecutionContext:
         return await undisturbed(call, is_paused=lambda: isinstance(self._ended, Blocked))
 
     async def _invoke(self, target: str, args: Any, idempotency: Idempotency, run: Run, kind: Kind) -> Any:
-        decision = await self._submit(kind, target, args, idempotency)
+        self._steps.begin()
+        try:
+            decision = await self._submit(kind, target, args, idempotency)
+            return await self._decided(decision, target, idempotency, run)
+        finally:
+            self._steps.end()
+
+    async def _decided(self, decision: StepDecision, target: str, idempotency: Idempotency, run: Run) -> Any:
         match decision.decision:
             case "proceed":
                 return await self._perform(decision.step_id, target, idempotency, run)
@@ -179,9 +182,8 @@ class ExecutionContext:
         decision = await self._submit("llm_call", target, args, "safe_to_retry")
         match decision.decision:
             case "proceed":
-                self._begin_body()
-                self._calls += 1
-                self._called.clear()
+                self._steps.begin()
+                self._calls.begin()
             case "blocked" | "execution_blocked":
                 self.note(Blocked("the execution waits for a person"))
             case "execution_terminal":
@@ -210,10 +212,8 @@ class ExecutionContext:
             self._leave_call()
 
     def _leave_call(self) -> None:
-        self._end_body()
-        self._calls -= 1
-        if not self._calls:
-            self._called.set()
+        self._steps.end()
+        self._calls.end()
 
     async def _submit(self, kind: Kind, target: str, args: Any, idempotency: Idempotency) -> StepDecision:
         carried = await self._settling.board()
@@ -239,22 +239,6 @@ class ExecutionContext:
 
     async def _perform(self, step_id: str, target: str, idempotency: Idempotency, run: Run) -> Any:
         """Run the body of a step and record how it ended."""
-        self._begin_body()
-        try:
-            return await self._perform_and_record(step_id, target, idempotency, run)
-        finally:
-            self._end_body()
-
-    def _begin_body(self) -> None:
-        self._open += 1
-        self._idle.clear()
-
-    def _end_body(self) -> None:
-        self._open -= 1
-        if not self._open:
-            self._idle.set()
-
-    async def _perform_and_record(self, step_id: str, target: str, idempotency: Idempotency, run: Run) -> Any:
         try:
             raw = encode(await run(), what="result")
         except (PolicyError, RateLimited):
@@ -294,8 +278,8 @@ class ExecutionContext:
         await self._end(partial(self._kernel.fail_execution, error=reason))
 
     async def pause(self) -> None:
-        """Leave the execution as it is, once the bodies that run beside have ended and every outcome is recorded."""
-        await self._idle.wait()
+        """Leave the execution as it is, once the steps that go on beside have ended and every outcome is recorded."""
+        await self._steps.ended()
         await self._settling.flushed()
 
     async def cut_off(self, seconds: float) -> None:
@@ -317,7 +301,7 @@ class ExecutionContext:
         self._settling.drop()
 
     async def _end(self, end: Callable[..., Awaitable[None]]) -> None:
-        await self._called.wait()
+        await self._calls.ended()
         # A stream that was read on for its record may have found the attempt to be over.
         self.check()
         carried = await self._settling.board()

@@ -55,6 +55,11 @@ def on_lane(lane: Lane) -> None:
     _lane.set(lane)
 
 
+def own_lane() -> None:
+    """Let the lane be that of this task or thread, whoever makes the first step on it."""
+    _lane.get().owner = _caller()
+
+
 def spot() -> Spot:
     """Return where the caller is. A task or a thread that makes its first step gets a lane of its own."""
     lane, me = _lane.get(), _caller()

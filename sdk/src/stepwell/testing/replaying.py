@@ -4,15 +4,16 @@ import asyncio
 import inspect
 import logging
 from contextvars import ContextVar
+from functools import wraps
 from typing import Any
 
 from kernel.inprocess import InProcessKernel
-from stepwell.agent import Agent
+from stepwell.agent import Agent, Handler
 from stepwell.context import ExecutionContext, Held, Run
 from stepwell.errors import Blocked, ToolError
 from stepwell.kernel import Idempotency, KernelClient, Kind, Outcome
 from stepwell.testing.comparing import Diverged, Divergence, Trace, made
-from stepwell.testing.places import Lane, Spot, on_lane, spot
+from stepwell.testing.places import Lane, Spot, on_lane, own_lane, spot
 from stepwell.types import Execution, StepDecision
 
 PAUSE_SECONDS_MAX = 5.0
@@ -29,13 +30,10 @@ class TracedContext(ExecutionContext):
         self._trace = trace
         self._spots: dict[str, Spot] = {}
         """By step, where an LLM call was made."""
-        self._invoked = 0
-        self._quiet = asyncio.Event()
-        self._quiet.set()
 
     def enter(self, call: Any) -> Any:
         # The line is on the caller's stack, which the handler's loop does not see of another thread.
-        here = spot()
+        here = self.here()
 
         async def placed() -> Any:
             token = _spot.set(here)
@@ -68,22 +66,15 @@ class TracedContext(ExecutionContext):
             finally:
                 on_lane(here.lane)
 
-        self._invoked += 1
-        self._quiet.clear()
+        self.check()
+        self._note(here, kind, target, args)
         try:
-            self.check()
-            self._note(here, kind, target, args)
-            try:
-                result = await super().invoke_tool(target, args, idempotency=idempotency, run=ran, kind=kind)
-            except ToolError:
-                self._after(here, is_fresh=is_fresh)
-                raise
+            result = await super().invoke_tool(target, args, idempotency=idempotency, run=ran, kind=kind)
+        except ToolError:
             self._after(here, is_fresh=is_fresh)
-            return result
-        finally:
-            self._invoked -= 1
-            if not self._invoked:
-                self._quiet.set()
+            raise
+        self._after(here, is_fresh=is_fresh)
+        return result
 
     def here(self) -> Spot:
         """Return where the step that is being made was asked for."""
@@ -112,12 +103,11 @@ class TracedContext(ExecutionContext):
     async def pause(self) -> None:
         try:
             async with asyncio.timeout(PAUSE_SECONDS_MAX):
-                await self._quiet.wait()
+                await super().pause()
         except TimeoutError:
             _log.warning(
                 "execution %s: a step waits for another one that this attempt does not make", self.execution_id
             )
-        await super().pause()
 
     async def _body(self, run: Run, target: str) -> Any:
         return await run()
@@ -153,11 +143,21 @@ class TracedAgent(Agent):
         self._trace = Trace()
         self.divergence: Divergence | None = None
 
+    def bind(self, process: Handler) -> None:
+        super().bind(process)
+        if not inspect.iscoroutinefunction(process):
+            # Known only once it runs; its first steps may be those of other threads, beside each other.
+            @wraps(process)
+            def owned(**arguments: Any) -> Any:
+                own_lane()
+                return process(**arguments)
+
+            self._handler = owned
+
     def _context(self, kernel: KernelClient, execution: Execution, held: Held) -> ExecutionContext:
         self._trace.begin()
         lane = Lane()
         if inspect.iscoroutinefunction(self._handler):
-            # Of a plain handler it is the thread that it runs in, which its first step shows.
             lane.owner = asyncio.current_task()
         on_lane(lane)
         return self._traced(kernel=kernel, keeper=self._keeper, execution=execution, held=held, trace=self._trace)
