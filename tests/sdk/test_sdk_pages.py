@@ -26,11 +26,16 @@ from stepwell import Agent, Client
 from stepwell.testing import Divergence, LocalKernel
 from stepwell.testing import __main__ as recorder
 from tests.sdk.conftest import serving
+from tests.support.openai_agents import without_tracing
+from tests.support.openai_wire import Says
+from tests.support.provider import calls, providing, turns
 from tests.support.stack import ROOT
 
 PAGES = [*sorted((ROOT / "docs/sdk").glob("*.md")), ROOT / "sdk/README.md"]
 SECRET = "the secret of the pages"
 PYTEST_SECONDS_MAX = 120
+
+pytestmark = pytest.mark.usefixtures(without_tracing.__name__)
 
 _FENCE = re.compile(
     r"^```(?P<language>\w+)(?: (?P<name>\S+))?\n(?P<code>.*?)^```\n(?:<!-- run (?P<options>{.*?}) -->\n)?",
@@ -49,6 +54,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     given: Any = None
     policy: str = ""
     output: Any = None
+    answers: list[str | tuple[str, Any]] = []
+    """What a model says, turn by turn: a text, or a tool that it calls with these arguments."""
     granted: bool = False
     """Whether a person grants what the handler asks for."""
     dies_when: str = ""
@@ -143,8 +150,12 @@ def imported(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Mod
 async def test_a_handler_on_a_page_does_what_the_page_says(
     block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, options = imported(block, folder, monkeypatch), block.options
-    async with LocalKernel() as kernel:
+    options = block.options
+    script = turns(*(Says(each) if isinstance(each, str) else calls(each) for each in options.answers))
+    async with LocalKernel() as kernel, providing(script) as provider:
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-pages")
+        monkeypatch.setenv("OPENAI_BASE_URL", provider.url)
+        module = imported(block, folder, monkeypatch)
         replay = "needed" if options.dies_when else "always"
         running = await kernel.start(module.handle, options.given, policy=options.policy, replay=replay)
         if options.granted:
@@ -159,6 +170,7 @@ async def test_a_handler_on_a_page_does_what_the_page_says(
         else:
             told, output = run.failure_reason, run.output
 
+    provider.assert_asked_once_each(len(options.answers))
     assert output == options.output, told
     assert told.strip() if block.seen else not told, "a page shows how its handlers fail"
     assert is_said(block.seen, told), told
