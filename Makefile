@@ -74,9 +74,10 @@ format: venv ## lay out the code
 mutants: venv ## break the code on purpose, one way at a time: a named test must fail each time
 	$(BIN)/python -m tests.mutants
 
-bench: venv ## measure ratios on this machine, in about three minutes; fails where one is below its bar
+bench: venv ## measure ratios on this machine, in about four minutes; fails where one is below its bar
 	$(BIN)/python -m bench
 	$(BIN)/python -m bench.bench_policy
+	$(BIN)/python -m bench.bench_library
 
 lock: ## write requirements.lock anew with the newest versions that pyproject.toml allows
 	@set -eu; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \

@@ -16,6 +16,7 @@ from schemas.entries import Lease
 SECRET = b"a secret of the agents of the measures"
 KIND = "tool_call"
 TARGET = "weather.lookup"
+QUESTION = {"question": "what is the weather like tomorrow?"}
 RESULT = b'{"temperature": 17.5, "wind": {"speed": 12, "direction": "NNE"}, "summary": "clear with some clouds"}'
 
 
@@ -90,25 +91,29 @@ def signed(held: Held, target: str, body: bytes) -> bytes:
 
 
 def register(api_key: str, agent_id: str, webhook_url: str) -> bytes:
-    document = {"id": agent_id, "webhook_url": webhook_url, "secret": SECRET.decode()}
-    return _post("/v0/agents", json.dumps(document).encode(), f"Authorization: Bearer {api_key}")
+    return post_request(api_key, "/v0/agents", {"id": agent_id, "webhook_url": webhook_url, "secret": SECRET.decode()})
 
 
-def create(api_key: str, agent_id: str) -> bytes:
-    document = {"agent_id": agent_id, "input": {"question": "what is the weather like tomorrow?"}}
-    return _post("/v0/executions", json.dumps(document).encode(), f"Authorization: Bearer {api_key}")
+def create(api_key: str, agent_id: str, given: object = QUESTION) -> bytes:
+    return post_request(api_key, "/v0/executions", {"agent_id": agent_id, "input": given})
 
 
 def put_tenant(operator_key: str, tenant: str, **quotas: int) -> bytes:
-    document = {"id": tenant, "quotas": quotas}
-    return _post("/v0/tenants", json.dumps(document).encode(), f"Authorization: Bearer {operator_key}")
+    return post_request(operator_key, "/v0/tenants", {"id": tenant, "quotas": quotas})
 
 
 async def make_key(connection: Connection, operator_key: str, tenant: str) -> str:
     """Make a bearer key for a tenant's executions and agents."""
     document = {"name": "bench", "tenant": tenant, "scopes": ["executions:read", "executions:write", "agents:admin"]}
-    request = _post("/v0/keys", json.dumps(document).encode(), f"Authorization: Bearer {operator_key}")
-    return json.loads(await connection.exchange(request))["key"]
+    return json.loads(await connection.exchange(post_request(operator_key, "/v0/keys", document)))["key"]
+
+
+def post_request(key: str, target: str, document: object) -> bytes:
+    return _post(target, json.dumps(document).encode(), f"Authorization: Bearer {key}")
+
+
+def get_request(key: str, target: str) -> bytes:
+    return f"GET {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {key}\r\n\r\n".encode()
 
 
 def _post(target: str, body: bytes, *headers: str) -> bytes:

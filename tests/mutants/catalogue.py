@@ -12,6 +12,7 @@ from tests.mutants.control import OF_CONTROL
 from tests.mutants.dispatcher import OF_THE_DISPATCHER
 from tests.mutants.door import OF_THE_DOOR
 from tests.mutants.fold import OF_THE_FOLD
+from tests.mutants.library import OF_THE_LIBRARY
 from tests.mutants.llm import OF_LLM_CALLS
 from tests.mutants.log import OF_THE_LOG
 from tests.mutants.mutant import Mutant
@@ -34,4 +35,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *OF_POLICY,
     *OF_QUOTAS,
     *OF_LLM_CALLS,
+    *OF_THE_LIBRARY,
 )

@@ -118,6 +118,18 @@ async def test_an_outcome_that_cannot_be_recorded_is_told_and_holds_up_nothing(d
     assert await desk.settling.board() == ()
 
 
+@pytest.mark.usefixtures("_patient")
+async def test_an_outcome_that_the_end_of_the_execution_carries_too_is_not_told_as_lost(desk: Desk) -> None:
+    desk.failure = Terminated("over")
+    desk.settling.add(outcome(1))
+    await desk.settling.board()
+
+    await desk.settling.flushed()
+
+    assert desk.recorded == [outcome(1)]
+    assert desk.refusals == []
+
+
 async def test_what_is_dropped_goes_nowhere(desk: Desk) -> None:
     carried = await desk.settling.board()
     desk.settling.add(outcome(1))

@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 
-from stepwell.errors import RebunoError, Signal
+from stepwell.errors import RebunoError, Signal, Terminated
 from stepwell.keeper import Keeper
 from stepwell.kernel import Outcome
 
@@ -36,7 +36,9 @@ class Settling:
         self._lock = threading.Lock()
         self._unacknowledged: dict[str, Outcome] = {}
         self._rides: dict[str, int] = {}
-        """By step, on how many requests its outcome is under way."""
+        """By step, on how many requests of others its outcome is under way."""
+        self._alone: dict[str, int] = {}
+        """By step, how many requests of its own are under way."""
         self._is_lingering = False
 
     def add(self, outcome: Outcome) -> None:
@@ -56,7 +58,7 @@ class Settling:
                 weight = sum(len(outcome.json) for outcome in outcomes)
                 if len(outcomes) <= RIDING_MAX and weight <= RIDING_BYTES_MAX:
                     for outcome in outcomes:
-                        self._rides[outcome.step_id] = self._rides.get(outcome.step_id, 0) + 1
+                        _begin(self._rides, outcome)
                     return outcomes
             await self.flushed()
 
@@ -64,14 +66,14 @@ class Settling:
         """The request that carried them was accepted: they are durable."""
         with self._lock:
             for outcome in outcomes:
-                self._end_ride(outcome)
+                _end(self._rides, outcome)
                 self._unacknowledged.pop(outcome.step_id, None)
 
     def missed(self, outcomes: Sequence[Outcome]) -> None:
         """The request that carried them applied nothing, or nobody knows: they go on their own."""
         with self._lock:
             for outcome in outcomes:
-                self._end_ride(outcome)
+                _end(self._rides, outcome)
             is_left = bool(self._unacknowledged) and not self._is_lingering
             self._is_lingering = self._is_lingering or is_left
         if is_left:
@@ -91,9 +93,10 @@ class Settling:
     def _send_alone(self) -> None:
         with self._lock:
             self._is_lingering = False
-            left = [each for each in self._unacknowledged.values() if not self._rides.get(each.step_id)]
+            under_way = self._rides.keys() | self._alone.keys()
+            left = [each for each in self._unacknowledged.values() if each.step_id not in under_way]
             for outcome in left:
-                self._rides[outcome.step_id] = 1
+                _begin(self._alone, outcome)
         for outcome in left:
             self._keeper.begin(self._send(outcome))
 
@@ -101,20 +104,31 @@ class Settling:
         with self._lock:
             outcomes = list(self._unacknowledged.values())
             for outcome in outcomes:
-                self._rides[outcome.step_id] = self._rides.get(outcome.step_id, 0) + 1
+                _begin(self._alone, outcome)
         await asyncio.gather(*(self._send(outcome) for outcome in outcomes))
 
     async def _send(self, outcome: Outcome) -> None:
         try:
             await self._record(outcome)
         except (Signal, RebunoError) as error:
-            _log.warning("the outcome of step %s could not be recorded: %r", outcome.step_id, error)
-            self._refused(error)
-        self.arrived([outcome])
+            if not (isinstance(error, Terminated) and self._is_elsewhere(outcome)):
+                _log.warning("the outcome of step %s could not be recorded: %r", outcome.step_id, error)
+                self._refused(error)
+        with self._lock:
+            _end(self._alone, outcome)
+            self._unacknowledged.pop(outcome.step_id, None)
 
-    def _end_ride(self, outcome: Outcome) -> None:
-        left = self._rides.get(outcome.step_id, 1) - 1
-        if left > 0:
-            self._rides[outcome.step_id] = left
-        else:
-            self._rides.pop(outcome.step_id, None)
+    def _is_elsewhere(self, outcome: Outcome) -> bool:
+        """Whether another request has carried it or carries it now: the end of the execution, where that has ended."""
+        with self._lock:
+            return outcome.step_id not in self._unacknowledged or outcome.step_id in self._rides
+
+
+def _begin(under_way: dict[str, int], outcome: Outcome) -> None:
+    under_way[outcome.step_id] = under_way.get(outcome.step_id, 0) + 1
+
+
+def _end(under_way: dict[str, int], outcome: Outcome) -> None:
+    left = under_way.pop(outcome.step_id, 1) - 1
+    if left:
+        under_way[outcome.step_id] = left

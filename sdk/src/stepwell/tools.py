@@ -2,8 +2,11 @@
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from functools import wraps
+from concurrent.futures import Future
+from contextvars import copy_context
+from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from stepwell.binding import Signature, converted
@@ -117,8 +120,32 @@ async def offloaded(function: Function, /, *args: Any, **kwargs: Any) -> Any:
     """Return what a function returns or its awaitable gives; a plain function runs in a thread."""
     if inspect.iscoroutinefunction(function):
         return await function(*args, **kwargs)
-    result = await asyncio.to_thread(function, *args, **kwargs)
+    result = await _in_thread(partial(function, *args, **kwargs))
     return await result if inspect.isawaitable(result) else result
+
+
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    """Make a call in a thread of its own.
+
+    A pool could be full of handlers that wait for their tools, which wait for the pool, whatever its size.
+    """
+    outcome: Future[Any] = Future()
+    context = copy_context()
+
+    def run() -> None:
+        try:
+            outcome.set_result(context.run(call))
+        except StopIteration as error:
+            # As of a coroutine that raises it: nobody who awaits a future would ever hear of one.
+            failure = RuntimeError("a plain function raised StopIteration")
+            failure.__cause__ = error
+            outcome.set_exception(failure)
+        except BaseException as error:  # noqa: BLE001 - whoever awaits it gets it
+            outcome.set_exception(error)
+
+    outcome.set_running_or_notify_cancel()
+    threading.Thread(target=run, name="stepwell-body", daemon=True).start()
+    return await asyncio.wrap_future(outcome)
 
 
 def refuse_generator(function: Function, what: str) -> None:

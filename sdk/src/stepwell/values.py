@@ -17,11 +17,10 @@ T = TypeVar("T")
 def encode(value: object, *, what: str) -> bytes:
     """Return the JSON of a value. Raises TypeError naming the place in `what` that JSON cannot carry."""
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
-        return text.encode()
+        return _encoder.encode(value).encode()
     except UnicodeEncodeError:
         # Half of a surrogate pair: JSON can name it, UTF-8 cannot.
-        return json.dumps(value, allow_nan=False, separators=(",", ":"), default=_plain).encode()
+        return _ascii_encoder.encode(value).encode()
     except RecursionError as error:
         raise TypeError(f"{what}: nested too deep, or within itself") from error
     except (TypeError, ValueError) as error:
@@ -50,6 +49,11 @@ def _plain(value: object) -> object:
     if dataclasses.is_dataclass(model) and not isinstance(value, type):
         return {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
     raise TypeError(f"{type(value).__name__} is no JSON value")
+
+
+# `json.dumps` would make an encoder for every value.
+_encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
+_ascii_encoder = json.JSONEncoder(allow_nan=False, separators=(",", ":"), default=_plain)
 
 
 def _culprit(value: object, path: str) -> str:
