@@ -151,6 +151,8 @@ def _pytest(folder: Path, tests: Sequence[str], *, seconds: float) -> Ended:
     process = subprocess.Popen(
         command,
         cwd=folder,
+        # The library is installed from the checkout, and would be imported from there.
+        env={**os.environ, "PYTHONPATH": str(folder / "sdk" / "src")},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import aiohttp
 import msgspec
 import pytest
 
 from stepwell.agent import Agent
-from stepwell.exchange import Call, Exchange
+from stepwell.exchange import Answer, Call, Exchange
 from stepwell.kernel import LeasedCall
 from stepwell.types import Webhook
 from tests.fault.caller import text_of
@@ -59,19 +59,19 @@ class Chronicle:
         """Write down everything from here on."""
         send, take = Exchange._try, Agent.take
 
-        async def noting_send(exchange: Exchange, call: Call) -> httpx.Response:
+        async def noting_send(exchange: Exchange, call: Call) -> Answer:
             number = next(self._numbers)
             asked = self._asked(number, call)
             if asked is None:
                 return await send(exchange, call)
             self._note(asked)
             try:
-                response = await send(exchange, call)
-            except httpx.TransportError:
+                answer = await send(exchange, call)
+            except (aiohttp.ClientError, TimeoutError):
                 self._note(Answered(number=number, at=time.monotonic(), status=LOST))
                 raise
-            self._note(_answered(number, response))
-            return response
+            self._note(_answered(number, answer))
+            return answer
 
         async def noting_take(agent: Agent, webhook: Webhook) -> bool:
             self._note(
@@ -142,11 +142,11 @@ def _settled(step_id: str, body: dict[str, Any]) -> Iterable[Settled]:
         yield Settled(item["step_id"], text_of(item["result"] if "result" in item else item["error"]))
 
 
-def _answered(number: int, response: httpx.Response) -> Answered:
+def _answered(number: int, answer: Answer) -> Answered:
     return Answered(
         number=number,
         at=time.monotonic(),
-        status=response.status_code,
-        body=json.loads(response.content) if response.content else None,
-        is_replayed=response.headers.get("Idempotent-Replayed") == "true",
+        status=answer.status,
+        body=json.loads(answer.body) if answer.body else None,
+        is_replayed=answer.headers.get("Idempotent-Replayed") == "true",
     )

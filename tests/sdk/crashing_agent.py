@@ -14,15 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
 import msgspec
 import pytest
 import uvicorn
+from aiohttp.http_writer import StreamWriter
 
 from stepwell import Agent, Step, ToolError, execution, tool
 from stepwell.agent import Handler
 from stepwell.context import ExecutionContext
-from stepwell.exchange import Call, Exchange
+from stepwell.exchange import Answer, Call, Exchange
 from stepwell.settling import Settling
 from stepwell.types import Webhook
 from tests.sdk.chronicle import Chronicle
@@ -100,7 +100,7 @@ def place_points(points: Points, patch: pytest.MonkeyPatch, keeping: "KeepingBac
         points.pass_by("boarded")
         return outcomes
 
-    async def sending(exchange: Exchange, call: Call) -> httpx.Response:
+    async def sending(exchange: Exchange, call: Call) -> Answer:
         what = _named(call)
         await keeping.before(call)
         points.pass_by(f"before {what} leaves")
@@ -132,20 +132,13 @@ def place_points(points: Points, patch: pytest.MonkeyPatch, keeping: "KeepingBac
 
 def _note_departures(points: Points, patch: pytest.MonkeyPatch) -> None:
     """Make the moment a point at which a request is with the system, whatever becomes of its sender."""
-    init = Exchange.__init__
+    write_eof = StreamWriter.write_eof
 
-    async def trace(event: str, _: Any) -> None:
-        if event == "http11.send_request_body.complete":
-            points.pass_by("a request has left")
+    async def written(writer: StreamWriter, chunk: bytes = b"") -> None:
+        await write_eof(writer, chunk)
+        points.pass_by("a request has left")
 
-    async def traced(request: httpx.Request) -> None:
-        request.extensions["trace"] = trace
-
-    def initialised(exchange: Exchange, *args: Any, **options: Any) -> None:
-        init(exchange, *args, **options)
-        exchange._http.event_hooks = {"request": [traced], "response": []}
-
-    patch.setattr(Exchange, "__init__", initialised)
+    patch.setattr(StreamWriter, "write_eof", written)
 
 
 class KeepingBack:

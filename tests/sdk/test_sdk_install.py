@@ -10,9 +10,10 @@ import pytest
 
 SDK = Path(__file__).resolve().parents[2] / "sdk"
 INSTALL_SECONDS_MAX = 300
-# httpx, msgspec and uvicorn, and what those need.
-PACKAGES = {"anyio", "certifi", "click", "h11", "httpcore", "httpx", "idna", "msgspec", "stepwell", "uvicorn"}
-PACKAGES_OF_OLD_PYTHONS = {"sniffio", "typing_extensions", "typing-extensions"}
+# aiohttp, msgspec and uvicorn, and what those need.
+PACKAGES = {"aiohappyeyeballs", "aiohttp", "aiosignal", "attrs", "click", "frozenlist", "h11", "idna", "msgspec"}
+PACKAGES |= {"multidict", "propcache", "stepwell", "uvicorn", "yarl"}
+PACKAGES_OF_OLD_PYTHONS = {"typing_extensions", "typing-extensions"}
 
 ALONE = """
 import importlib, pkgutil, stepwell

@@ -6,12 +6,13 @@ refusal for now costs time and never a second effect. Every try is signed anew.
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
 
-import httpx
+import aiohttp
 import msgspec
+from yarl import URL
 
 from stepwell.errors import APIError, NetworkError, error_of
 
@@ -35,6 +36,18 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
 
 
+class Answer(msgspec.Struct, frozen=True):
+    """What a door says. Names of headers are found in any case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.status < 300
+
+
 class Credentials(Protocol):
     """Who asks."""
 
@@ -56,15 +69,9 @@ class Exchange:
         self._doors = [_door(url) for url in base_urls]
         self._at = 0
         self._credentials = credentials
-        self._http = httpx.AsyncClient(
-            timeout=httpx.Timeout(timeout_seconds, connect=CONNECT_SECONDS, pool=timeout_seconds),
-            limits=httpx.Limits(
-                max_connections=CONNECTIONS_MAX,
-                max_keepalive_connections=CONNECTIONS_MAX,
-                keepalive_expiry=IDLE_SECONDS,
-            ),
-            follow_redirects=False,
-        )
+        self._timeout_seconds = timeout_seconds
+        self._http: aiohttp.ClientSession | None = None
+        """Made on the loop that it is used on, with the first request."""
 
     async def send(self, call: Call, *, give_up_seconds: float) -> bytes:
         """Return the body of the answer.
@@ -78,18 +85,18 @@ class Exchange:
         while True:
             at_least = 0.0
             try:
-                response = await self._try(call)
-            except httpx.TransportError as error:
+                answer = await self._try(call)
+            except (aiohttp.ClientError, TimeoutError) as error:
                 failure: BaseException = NetworkError(f"{type(error).__name__}: {error}")
                 self._go_elsewhere()
             else:
-                if response.is_success:
-                    return response.content
-                failure = _refusal(response)
-                if response.status_code not in _REPEATED:
+                if answer.is_success:
+                    return answer.body
+                failure = _refusal(answer)
+                if answer.status not in _REPEATED:
                     raise failure
-                at_least = _retry_after(response)
-                if response.status_code in _ELSEWHERE:
+                at_least = _retry_after(answer)
+                if answer.status in _ELSEWHERE:
                     self._go_elsewhere()
             pause = max(at_least, pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311 - spreads repeats, keeps no secret
             if loop.time() + pause > gives_up_at:
@@ -98,9 +105,10 @@ class Exchange:
             pause_seconds = min(pause_seconds * PAUSE_GROWTH, PAUSE_SECONDS_MAX)
 
     async def close(self) -> None:
-        await self._http.aclose()
+        if self._http is not None:
+            await self._http.close()
 
-    async def _try(self, call: Call) -> httpx.Response:
+    async def _try(self, call: Call) -> Answer:
         origin, prefix = self._doors[self._at]
         target = prefix + call.path
         headers = self._credentials.headers(call, target)
@@ -108,7 +116,22 @@ class Exchange:
             headers["Content-Type"] = "application/json"
         if call.key:
             headers["Idempotency-Key"] = call.key
-        return await self._http.request(call.method, origin + target, content=call.body, headers=headers)
+        # As it was signed: nothing in it is to be spelled in another way.
+        url = URL(origin + target, encoded=True)
+        async with self._session().request(
+            call.method, url, data=call.body or None, headers=headers, allow_redirects=False
+        ) as response:
+            return Answer(response.status, response.headers, await response.read())
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._http is None:
+            self._http = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=IDLE_SECONDS),
+                timeout=aiohttp.ClientTimeout(total=self._timeout_seconds, sock_connect=CONNECT_SECONDS),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=True,
+            )
+        return self._http
 
     def _go_elsewhere(self) -> None:
         self._at = (self._at + 1) % len(self._doors)
@@ -122,16 +145,16 @@ def _door(url: str) -> tuple[str, str]:
     return f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
 
 
-def _refusal(response: httpx.Response) -> BaseException:
+def _refusal(answer: Answer) -> BaseException:
     try:
-        envelope = msgspec.json.decode(response.content, type=_Envelope)
+        envelope = msgspec.json.decode(answer.body, type=_Envelope)
     except msgspec.MsgspecError:
         # Something between us and the kernel has answered.
-        text = response.text[:200]
-        return APIError(f"answered {response.status_code}: {text}", "", response.status_code)
-    return error_of(envelope.code, envelope.message, response.status_code)
+        text = answer.body[:200].decode("utf-8", "replace")
+        return APIError(f"answered {answer.status}: {text}", "", answer.status)
+    return error_of(envelope.code, envelope.message, answer.status)
 
 
-def _retry_after(response: httpx.Response) -> float:
-    text = response.headers.get("retry-after", "")
+def _retry_after(answer: Answer) -> float:
+    text = answer.headers.get("retry-after", "")
     return min(float(text), RETRY_AFTER_SECONDS_MAX) if text.isascii() and text.isdigit() else 0.0

@@ -6,15 +6,17 @@ import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Literal, Self
 
-import httpx
 import msgspec
 
 from kernel.inprocess import DEFAULTS, LEASE_SECONDS, InProcessKernel
 from kernel.listener import Listener
 from stepwell.agent import Agent, Handler
 from stepwell.client import Client
+from stepwell.errors import APIError
+from stepwell.exchange import Call, Exchange
 from stepwell.testing.replaying import ReplayingAgent, TracedAgent
 from stepwell.types import Approval, Event, Execution, Step
+from stepwell.values import encode
 
 Replay = Literal["needed", "always"]
 """When a handler is entered again: after an interruption, or after every step."""
@@ -107,6 +109,13 @@ class _Agents:
         await self.by_path[scope["path"]].app(scope, receive, send)
 
 
+class _Nobody:
+    """A kernel in the test asks for no key."""
+
+    def headers(self, call: Call, target: str) -> dict[str, str]:
+        return {}
+
+
 class LocalKernel:
     """The whole server, in memory, in a thread of this process. Agents are served on the event loop of the test.
 
@@ -121,6 +130,7 @@ class LocalKernel:
         self.kernel = InProcessKernel(msgspec.structs.replace(DEFAULTS, lease_seconds=lease_seconds))
         self.client: Client
         """For everything that a client may do: approvals, cancels, events."""
+        self._exchange: Exchange
         self._agents = _Agents()
         self._numbers = itertools.count(1)
         self._listener: Listener
@@ -133,6 +143,7 @@ class LocalKernel:
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self.kernel.start)
         self.client = Client(self.url, "")
+        self._exchange = Exchange((self.url,), credentials=_Nobody(), timeout_seconds=RUN_SECONDS)
         self._listener = Listener(host="127.0.0.1", port=0)
         self._serving = asyncio.create_task(self._listener.run(self._agents))
         return self
@@ -142,6 +153,7 @@ class LocalKernel:
         self._serving.cancel()
         await asyncio.wait((self._serving,))
         await self.client.close()
+        await self._exchange.close()
         await asyncio.to_thread(self.kernel.stop)
 
     async def run(
@@ -187,7 +199,8 @@ class LocalKernel:
         return Running(self.kernel, self.client, execution.id, agent)
 
     async def _post(self, path: str, body: dict[str, str]) -> None:
-        async with httpx.AsyncClient(base_url=self.url, trust_env=False) as http:
-            response = await http.post(path, json=body)
-        if response.is_error:
-            raise ValueError(f"the kernel refuses it: {response.text}")
+        call = Call(method="POST", path=path, body=encode(body, what="the request"))
+        try:
+            await self._exchange.send(call, give_up_seconds=RUN_SECONDS)
+        except APIError as error:
+            raise ValueError(f"the kernel refuses it: {error}") from error
