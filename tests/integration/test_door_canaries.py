@@ -66,6 +66,8 @@ async def test_no_secret_and_no_key_comes_out_of_the_kernel(rig: MemoryRig, capl
     other = await rig.started()
     await ask(other)
     await _ask_wrongly(rig, answers, shown)
+    # Its streams end with it.
+    answers.keep(await run.complete({"done": 1}))
     for key in (API_KEY, OPERATOR_KEY, *shown):
         names = {"execution_id": run.execution_id, "step_id": "f" * 64, "agent_id": "agent"}
         names |= {"approval_id": "x", "key_id": keys[0]["id"]}

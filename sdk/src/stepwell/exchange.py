@@ -6,12 +6,16 @@ refusal for now costs time and never a second effect. Every try is signed anew.
 
 import asyncio
 import random
+import socket
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
+from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from stepwell.errors import APIError, NetworkError, error_of
@@ -19,6 +23,7 @@ from stepwell.errors import APIError, NetworkError, error_of
 CONNECT_SECONDS = 5.0
 CONNECTIONS_MAX = 256
 IDLE_SECONDS = 60.0
+RESOLVERS_MAX = 2
 PAUSE_SECONDS, PAUSE_SECONDS_MAX, PAUSE_GROWTH = 0.05, 2.0, 2.0
 RETRY_AFTER_SECONDS_MAX = 60.0
 
@@ -126,15 +131,46 @@ class Exchange:
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None:
             self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=IDLE_SECONDS),
+                connector=aiohttp.TCPConnector(
+                    limit=CONNECTIONS_MAX, keepalive_timeout=IDLE_SECONDS, resolver=_Resolver()
+                ),
                 timeout=aiohttp.ClientTimeout(total=self._timeout_seconds, sock_connect=CONNECT_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                trust_env=True,
             )
         return self._http
 
     def _go_elsewhere(self) -> None:
         self._at = (self._at + 1) % len(self._doors)
+
+
+class _Resolver(AbstractResolver):
+    """Looks names up in threads of its own.
+
+    Those of the event loop may all be taken by tools that wait for the very request which needs the name.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(RESOLVERS_MAX, thread_name_prefix="stepwell-names")
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        look_up = partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+        return [
+            ResolveResult(
+                hostname=host,
+                host=str(address[0]),
+                port=int(address[1]),
+                family=kind,
+                proto=protocol,
+                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+            )
+            for kind, _, protocol, _, address in found
+        ]
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False)
 
 
 def _door(url: str) -> tuple[str, str]:
