@@ -12,7 +12,7 @@ from stepwell.adapters.openai_agents import durable
 from stepwell.testing import LocalKernel, Recording
 from tests.support.openai_agents import KEY, MODELS, Effects, final, handler, modelled, without_tracing
 from tests.support.openai_wire import Says
-from tests.support.provider import calls, providing, recorded, turns
+from tests.support.provider import beside, calls, providing, recorded, turns
 
 ASKS = "default_action: allow\nrules:\n  - id: ask\n    when: {target: pay}\n    then: {decision: require_approval}\n"
 DENIES = ASKS.replace("require_approval", "deny, reason: not today")
@@ -161,8 +161,8 @@ async def test_a_tool_that_runs_beside_one_that_waits_for_a_person_is_not_cut_of
     script = turns(calls(("slow", {}), ("pay", {"amount": 3})), Says("both"))
     async with modelled(script) as (_, model), LocalKernel() as kernel:
         agent = durable(Agent(name="a", tools=[slow, *Effects().tools()], model=model))
-        running = await kernel.start(handler(agent, is_streamed=is_streamed), QUESTION, policy=ASKS)
-        approval = await running.approval()
+        handle = handler(agent, is_streamed=is_streamed)
+        running, approval = await beside(kernel, lambda: kernel.start(handle, QUESTION, policy=ASKS), "slow")
         go_on.set()
         await recorded(kernel, running.execution_id, "slow")
         await kernel.client.grant_approval(approval.id)

@@ -12,7 +12,7 @@ from stepwell import Blocked
 from stepwell.adapters.pydantic_ai import durable
 from stepwell.testing import LocalKernel, Recording
 from tests.support.openai_wire import Says
-from tests.support.provider import calls, recorded, turns
+from tests.support.provider import beside, calls, recorded, turns
 from tests.support.pydantic_ai import KEY, MODELS, Effects, agent_of, handler, modelled, result_of
 
 QUESTION = {"question": "what now?"}
@@ -143,8 +143,7 @@ async def test_a_tool_that_runs_beside_one_that_waits_for_a_person_is_not_cut_of
     script = turns(calls(("slow", {}), ("pay", {"amount": 3})), Says("both"))
     async with modelled(script) as (_, model), LocalKernel() as kernel:
         handle = handler(agent_of(model, [slow, *Effects().tools()]), is_streamed=is_streamed)
-        running = await kernel.start(handle, QUESTION, policy=ASKS)
-        approval = await running.approval()
+        running, approval = await beside(kernel, lambda: kernel.start(handle, QUESTION, policy=ASKS), "slow")
         go_on.set()
         await recorded(kernel, running.execution_id, "slow")
         await kernel.client.grant_approval(approval.id)

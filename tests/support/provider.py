@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from kernel.listener import Listener
-from stepwell.testing import LocalKernel
+from stepwell import Approval
+from stepwell.testing import LocalKernel, Running
 from tests.support.openai_wire import (
     Answer,
     Asked,
@@ -27,6 +28,8 @@ from tests.support.openai_wire import (
 from tests.support.wait import wait_until_async
 
 _NUMBERED = re.compile(r"(?<=[a-z])_\d+(_|\b)")
+
+ROUNDS_MAX = 30
 
 Script = Callable[[Asked], Turn]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -105,6 +108,17 @@ async def providing(script: Script) -> AsyncIterator[Provider]:
     finally:
         serving.cancel()
         await asyncio.wait((serving,))
+
+
+async def beside(kernel: LocalKernel, start: Callable[[], Awaitable[Running]], target: str) -> tuple[Running, Approval]:
+    """Start runs until one waits for a person while its step of this target runs: which comes first is chance."""
+    for _ in range(ROUNDS_MAX):
+        running = await start()
+        approval = await running.approval()
+        if target in [step.target for step in await kernel.client.list_steps(running.execution_id)]:
+            return running, approval
+        await kernel.client.cancel(running.execution_id)
+    raise AssertionError(f"in {ROUNDS_MAX} runs {target} was never submitted first")
 
 
 async def recorded(kernel: LocalKernel, execution_id: str, target: str) -> None:
