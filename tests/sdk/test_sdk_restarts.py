@@ -12,6 +12,8 @@ from tests.sdk.conftest import SETTINGS, ask, serving
 from tests.support.stack import Stack
 
 STEPS = 12
+KILLED_AT = (6, 9)
+"""While these steps are under way: their outcomes find no door."""
 
 
 @pytest.fixture
@@ -22,13 +24,15 @@ def apart() -> Iterator[Stack]:
 
 async def test_a20_a_door_that_is_killed_and_restarted_twice_loses_and_repeats_nothing(apart: Stack) -> None:
     effects: list[int] = []
-    is_half_way = asyncio.Event()
+    reached, has_died = asyncio.Queue[int](), asyncio.Event()
 
     @tool
     async def effect(number: int) -> int:
         effects.append(number)
-        if number == STEPS // 2:
-            is_half_way.set()
+        if number in KILLED_AT:
+            reached.put_nowait(number)
+            await has_died.wait()
+            has_died.clear()
         return number
 
     async def handler() -> list[int]:
@@ -43,8 +47,10 @@ async def test_a20_a_door_that_is_killed_and_restarted_twice_loses_and_repeats_n
     async with serving(agent.app, port), Client(apart.url, apart.api_key) as client:
         created = await client.create("restarted")
         waiting = asyncio.create_task(client.wait(created.id, timeout=60))
-        await is_half_way.wait()
-        for _ in range(2):
+        for number in KILLED_AT:
+            assert await reached.get() == number
+            await asyncio.to_thread(apart.kill, "door")
+            has_died.set()
             await asyncio.to_thread(apart.restart, "door")
         ended = await waiting
         steps = await client.list_steps(created.id)

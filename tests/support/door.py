@@ -42,6 +42,36 @@ _SEALER = Sealer("m" * 32)
 """Deriving a key takes a moment, so the tests share one."""
 
 
+class BriefStreams:
+    """A door whose streams are left by their reader once something has come: this client waits for whole answers."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        has_begun, has_all, is_whole = asyncio.Event(), False, False
+
+        async def sent(message: Any) -> None:
+            nonlocal is_whole
+            if message["type"] == "http.response.body":
+                has_begun.set()
+                is_whole = not message.get("more_body", False)
+            await send(message)
+
+        async def received() -> Any:
+            nonlocal has_all
+            if has_all:
+                await has_begun.wait()
+                return {"type": "http.disconnect"}
+            message = await receive()
+            has_all = not message.get("more_body", False)
+            return message
+
+        await self._door(scope, received, sent)
+        if not is_whole:
+            await send({"type": "http.response.body", "body": b""})
+
+
 class Rig:
     """One door over its parts, and a client that speaks to it without a socket."""
 
@@ -56,7 +86,8 @@ class Rig:
             settings=settings, log=log, view=view, wakes=wakes, control=self.control, name=self.name
         )
         self.projector = Projector(settings=settings, log=log, view=view, wakes=wakes, name=secrets.token_hex(8))
-        transport = httpx.ASGITransport(app=self.door, raise_app_exceptions=True)  # type: ignore[arg-type] - its scope is a plain dict
+        app = BriefStreams(self.door)
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=True)  # type: ignore[arg-type] - its scope is a plain dict
         self.client = httpx.AsyncClient(transport=transport, base_url="http://door", timeout=40)
 
     # ------------------------------------------------------------ as a client
