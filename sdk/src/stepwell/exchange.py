@@ -24,6 +24,7 @@ CONNECT_SECONDS = 5.0
 CONNECTIONS_MAX = 256
 IDLE_SECONDS = 60.0
 RESOLVERS_MAX = 2
+CLOSE_TURNS = 3
 PAUSE_SECONDS, PAUSE_SECONDS_MAX, PAUSE_GROWTH = 0.05, 2.0, 2.0
 RETRY_AFTER_SECONDS_MAX = 60.0
 
@@ -112,6 +113,9 @@ class Exchange:
     async def close(self) -> None:
         if self._http is not None:
             await self._http.close()
+            # Its connections end with the next turns of the loop, which may be the loop's last.
+            for _ in range(CLOSE_TURNS):
+                await asyncio.sleep(0)
 
     async def _try(self, call: Call) -> Answer:
         origin, prefix = self._doors[self._at]
