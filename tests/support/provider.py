@@ -143,6 +143,8 @@ async def _body(receive: Callable[[], Awaitable[Any]]) -> bytes:
 async def _send(send: Send, status: int, content_type: bytes, parts: Iterable[str]) -> None:
     # So that clients that try again do so at once.
     headers = [(b"content-type", content_type), (b"retry-after-ms", b"1"), (b"x-request-id", b"req_1")]
+    # Frameworks keep clients of their own, which nobody closes: none of their connections may outlive its loop.
+    headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     for part in parts:
         await send({"type": "http.response.body", "body": part.encode(), "more_body": True})
