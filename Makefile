@@ -19,7 +19,7 @@ SOAK_SECONDS ?= 1800
 SEED ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test lint types tidy pure suite soak coverage format mutants bench lock clean
+.PHONY: help venv run test lint types tidy pure clients suite soak coverage format mutants bench lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,7 +38,7 @@ venv: .venv/installed ## make .venv with the exact versions of requirements.lock
 run: venv ## start the stack and an agent, kill the agent half-way, see it resume (ONCE=1: then exit)
 	@ONCE='$(ONCE)' $(BIN)/python -m examples.demo
 
-test: lint types tidy pure suite ## everything that must pass: lint, types, rules, all tests, coverage of the pure parts
+test: lint types tidy pure clients suite ## everything that must pass: lint, types, rules, all tests, coverage of the pure parts
 
 lint: venv ## check style and layout
 	$(BIN)/ruff check .
@@ -55,8 +55,11 @@ pure: venv ## run the tests without servers; the pure parts must be covered whol
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations 5 $(COVERED) --cov-report= $(PURE)
 	$(BIN)/coverage report --fail-under 100
 
+clients: venv ## install the reference clients into .cache, each in an environment of its own
+	@$(BIN)/python -m tests.reference
+
 # A file's tests share its servers and its waits, so they stay on one worker. What measures speed runs alone, last.
-suite: venv ## run the tests with real servers, from outside, and with the reference clients
+suite: venv clients ## run the tests with real servers, from outside, and with the reference clients
 	$(BIN)/pytest -n $(WAITERS) --dist loadfile -m 'not alone and not soak' --durations 15 $(SERVED)
 	$(BIN)/pytest -n 0 -m alone $(SERVED)
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.alone
+
 SDK = Path(__file__).resolve().parents[2] / "sdk"
 INSTALL_SECONDS_MAX = 300
 # aiohttp, msgspec and uvicorn, and what those need.
