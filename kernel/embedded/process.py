@@ -90,6 +90,13 @@ class ChildProcess:
         if not self._exited.done():
             self._process.send_signal(signal_number)
 
+    def pause(self) -> None:
+        """Stop the process where it is, and return when none of its threads runs any more. SIGCONT lets it go on."""
+        self.send(signal.SIGSTOP)
+        # A signal that was sent has not arrived: on a busy machine a thread may go on for milliseconds.
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
     async def terminate(self) -> None:
         """Ask the process to end, and kill it when it has not after the grace. Cancelled, it kills at once."""
         self.send(signal.SIGTERM)

@@ -118,8 +118,8 @@ class EmbeddedServer:
         await self.start()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nothing answers."""
-        self._running_child().send(signal.SIGSTOP)
+        """SIGSTOP: connections stay open and nothing answers from when this returns."""
+        self._running_child().pause()
 
     def resume(self) -> None:
         """SIGCONT after `pause`."""

@@ -139,6 +139,15 @@ async def test_a_paused_server_is_silent_until_it_is_resumed(private_valkey: Emb
         assert await wait_until_async(redis.ping, "the resumed server to answer")
 
 
+async def test_no_thread_of_a_paused_server_runs_any_more(private_nats: EmbeddedServer) -> None:
+    for _ in range(50):
+        private_nats.pause()
+        stats = [path.read_text() for path in Path(f"/proc/{private_nats.pid}/task").glob("*/stat")]
+        states = [stat.rpartition(")")[2].split()[0] for stat in stats]
+        private_nats.resume()
+        assert states == ["T"] * len(states)
+
+
 async def test_a_paused_server_is_stopped_in_order(server: EmbeddedServer) -> None:
     server.pause()
     await server.stop()

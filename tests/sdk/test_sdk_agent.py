@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from stepwell import (
+    Agent,
     Blocked,
     PolicyError,
     RateLimited,
@@ -22,6 +23,7 @@ from stepwell import (
     tool,
     wrap_tool,
 )
+from stepwell.types import Webhook
 from tests.sdk.conftest import Serve, Served
 from tests.support.stack import ROOT
 
@@ -193,6 +195,18 @@ async def test_what_was_done_is_recorded_when_the_process_ends_in_the_middle(
 
     assert [each.status for each in await served.client.list_steps(created.id)] == ["succeeded"]
     await served.client.cancel(created.id)
+
+
+async def test_a_closed_agent_begins_nothing_any_more() -> None:
+    agent = Agent("closed", secret="a secret", base_url="http://127.0.0.1:9")
+    agent.bind(lambda: None)
+    await agent.close()
+
+    # On its way while the agent was closed.
+    is_taken = await agent.take(Webhook(execution_id="e", dispatch_id="d", dispatch_attempt=1, lease_timeout_seconds=9))
+
+    assert not is_taken
+    await agent.join()
 
 
 async def test_the_agent_of_the_readme_runs(serve: Serve, tmp_path: Path) -> None:

@@ -78,8 +78,8 @@ class KernelProcess:
             self._environment.pop(name, None)
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and nothing answers."""
-        self.send(signal.SIGSTOP)
+        """SIGSTOP: connections stay open and nothing answers from when this returns."""
+        self._running_child().pause()
 
     def resume(self) -> None:
         """SIGCONT after `pause`."""

@@ -151,7 +151,8 @@ class Agent:
         await self.close()
 
     async def close(self) -> None:
-        """Cut off what is under way, and close the connections."""
+        """Cut off what is under way, begin nothing new, and close the connections."""
+        self._is_draining = True
         for task in self._tasks:
             task.cancel()
         if self._tasks:
