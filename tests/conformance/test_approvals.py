@@ -221,6 +221,7 @@ async def test_k97_a_denial_is_the_steps_answer_from_then_on(kernel: Kernel, bod
     assert (await blocked(resumed)).step_id != approval.step_id
 
 
+@pytest.mark.alone
 async def test_k98_what_nobody_decides_expires_within_a_second_and_the_execution_goes_on(kernel: Kernel) -> None:
     lease = await (await asking_agent(kernel, timeout="1s")).acknowledged()
     approval = await blocked(lease)
@@ -351,6 +352,7 @@ async def test_k66_a_step_that_must_not_run_twice_holds_the_dispatch_back_until_
     assert (await resumed.decide("once", idempotency="at_most_once"))["result"] == "kept"
 
 
+@pytest.mark.alone
 @side_by_side
 async def test_k66_a_step_that_never_ends_holds_the_dispatch_back_until_its_lease_ends(kernel: Kernel) -> None:
     lease = await (await asking_agent(kernel)).acknowledged()

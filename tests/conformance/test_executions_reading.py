@@ -213,6 +213,7 @@ async def _waiting(kernel: Kernel, target: str, **query: object) -> "asyncio.Tas
     return waiting
 
 
+@pytest.mark.alone
 async def test_k32_a_waiting_read_returns_as_soon_as_an_event_is_appended(kernel: Kernel) -> None:
     lease, target, last = await _settled(kernel)
 

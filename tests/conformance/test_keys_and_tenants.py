@@ -250,6 +250,7 @@ async def test_k23_only_an_operator_gives_the_scope_operator_or_keys_of_another_
 # ---------------------------------------------------------------- the life of a key
 
 
+@pytest.mark.alone
 async def test_k24_a_key_is_shown_once_works_and_ends_with_its_revocation(kernel: Kernel, operator: Kernel) -> None:
     made = await _key(operator, "executions:read", "tenant:admin")
     holder = kernel.holding(made["key"])
@@ -272,6 +273,7 @@ async def test_k24_a_key_is_shown_once_works_and_ends_with_its_revocation(kernel
     envelope(await operator.request("DELETE", f"/v0/keys/{made['id']}"), 404, "not_found")
 
 
+@pytest.mark.alone
 async def test_k24_an_expired_key_is_refused(kernel: Kernel, operator: Kernel) -> None:
     expired = kernel.holding((await _key(operator, expires_at=_in_seconds(-1)))["key"])
     ending_at = time.monotonic() + 1

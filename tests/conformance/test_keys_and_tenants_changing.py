@@ -94,6 +94,7 @@ def doors(new_stack: Callable[..., Stack]) -> Stack:
     return new_stack(processes="apart", doors=2, settings=SETTINGS)
 
 
+@pytest.mark.alone
 async def test_k124_a_change_through_one_door_holds_there_at_once_and_at_the_other_within_a_second(
     doors: Stack,
 ) -> None:

@@ -156,6 +156,7 @@ async def test_k63_after_an_expiry_only_the_claimed_attempt_counts(kernel: Kerne
     assert accepted(await lease.complete(step_id, 1)) == {"decision": "recorded"}
 
 
+@pytest.mark.alone
 @side_by_side
 async def test_k63_a_refused_attempt_does_not_renew_the_lease(kernel: Kernel) -> None:
     agent = await kernel.agent()
@@ -187,11 +188,13 @@ async def _assert_redelivered(agent: Agent, lease: Lease, renewed: tuple[float, 
     assert types.count("dispatch.failed") == 0
 
 
+@pytest.mark.alone
 @side_by_side
 async def test_k64_heartbeats_alone_keep_the_lease(kernel: Kernel) -> None:
     await _kept_by(kernel, Lease.heartbeat, status=204)
 
 
+@pytest.mark.alone
 @side_by_side
 async def test_k64_submissions_alone_keep_the_lease(kernel: Kernel) -> None:
     await _kept_by(kernel, Lease.submit, status=200)
@@ -214,6 +217,7 @@ async def _kept_by(kernel: Kernel, renew: Callable[[Lease], Awaitable[httpx.Resp
     await _assert_redelivered(agent, lease, renewed)
 
 
+@pytest.mark.alone
 @side_by_side
 async def test_k64_a_lease_that_nothing_renews_ends_after_its_period(kernel: Kernel) -> None:
     agent = await kernel.agent()
@@ -223,6 +227,7 @@ async def test_k64_a_lease_that_nothing_renews_ends_after_its_period(kernel: Ker
     await _assert_redelivered(agent, lease, (before, time.monotonic()))
 
 
+@pytest.mark.alone
 @side_by_side
 async def test_k64_outcomes_do_not_keep_the_lease(kernel: Kernel) -> None:
     agent = await kernel.agent()

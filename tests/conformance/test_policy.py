@@ -304,6 +304,7 @@ async def test_k90_an_agent_that_is_made_anew_has_no_bundle(kernel: Kernel) -> N
     assert await decided(again, "tool") == [("proceed", "permissive", None)]
 
 
+@pytest.mark.alone
 async def test_k90_a_bundle_decides_at_once_where_it_was_loaded_and_at_another_door_within_a_second(
     new_stack: Callable[..., Stack],
 ) -> None:

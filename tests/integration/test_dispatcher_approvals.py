@@ -2,6 +2,7 @@
 
 import time
 
+import pytest
 from msgspec.structs import replace
 
 from kernel.domain.identity import shard_of
@@ -46,6 +47,7 @@ async def record(kernel: Kernel, asked: Asked) -> ApprovalRecord:
     return decode_approval(seen.value[0])
 
 
+@pytest.mark.alone
 async def test_an_approval_that_nobody_decides_expires_in_time_and_the_execution_goes_on(
     kernels: Kernels, agent: ScriptedAgent
 ) -> None:

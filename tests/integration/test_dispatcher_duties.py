@@ -20,6 +20,7 @@ BROKEN = b"HTTP/1.1 500 Broken\r\n"
 # ---------------------------------------------------------------- leases, deadlines, agents
 
 
+@pytest.mark.alone
 async def test_a_lease_that_nobody_renews_brings_the_next_attempt(kernels: Kernels, agent: ScriptedAgent) -> None:
     async with kernels(agent) as kernel:
         await kernel.create()
@@ -67,6 +68,7 @@ async def test_a_claim_that_never_sent_comes_back_with_its_lease(kernels: Kernel
     assert webhook.lease == Lease(header.dispatch.dispatch_id, 2)
 
 
+@pytest.mark.alone
 async def test_a_deadline_cancels_within_a_second(kernels: Kernels, agent: ScriptedAgent) -> None:
     async with kernels(agent) as kernel:
         execution_id = await kernel.create(limits=LONG_LEASE, life_seconds=1.0)
@@ -185,6 +187,7 @@ async def test_a_stopped_dispatcher_ends_its_open_deliveries_and_takes_no_more(
         await kernel.tells(first_id, "dispatch.acked 1")
 
 
+@pytest.mark.alone
 async def test_a_stopped_dispatcher_gives_back_what_still_waits(kernels: Kernels, agent: ScriptedAgent) -> None:
     agent.release = asyncio.Event()
     async with kernels(dispatchers=0, drain_seconds=0.5) as kernel:

@@ -159,6 +159,7 @@ async def test_waiting_for_a_slot_uses_up_no_attempt_and_appends_nothing(
     assert story[2:] == ["dispatch.queued 0", "dispatch.acked 1"]
 
 
+@pytest.mark.alone
 async def test_a_slot_that_becomes_free_is_found_at_once(
     kernels: Kernels, agent: ScriptedAgent, view: SlotView
 ) -> None:
@@ -198,6 +199,7 @@ async def test_a_backlog_without_a_slot_asks_a_few_times_a_second(
     assert 3 <= asked <= 14
 
 
+@pytest.mark.alone
 async def test_an_agent_without_a_slot_delays_no_other(kernels: Kernels, agent: ScriptedAgent, view: SlotView) -> None:
     await view.occupy()
     async with kernels() as kernel:

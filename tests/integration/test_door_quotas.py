@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import pytest
 import pytest_asyncio
 from nats.aio.client import Client
 from redis.asyncio import Redis
@@ -59,6 +60,7 @@ def refused(response: httpx.Response, quota: str) -> None:
 # ---------------------------------------------------------------- rates
 
 
+@pytest.mark.alone
 async def test_requests_over_quota_wait_for_room_and_pass(rig: Rig) -> None:
     await put(rig, requests_per_second=20)
     await ask_often(rig, 20)
@@ -84,6 +86,7 @@ async def test_where_no_room_comes_inside_the_budget_the_request_is_refused(rig:
             refused(each, "requests_per_second")
 
 
+@pytest.mark.alone
 async def test_another_tenant_is_unaffected(rig: Rig) -> None:
     await put(rig, requests_per_second=1)
     await put(rig, "quiet")
@@ -100,6 +103,7 @@ async def test_another_tenant_is_unaffected(rig: Rig) -> None:
     assert {each.status_code for each in await flood} == {200, 429}
 
 
+@pytest.mark.alone
 async def test_heartbeats_count_against_no_quota(rig: Rig) -> None:
     await rig.register()
     run = await rig.started()
