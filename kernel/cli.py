@@ -1,5 +1,5 @@
 """The command line: what runs a server (`stepwell dev | server | door | projector | dispatcher`), what talks to one
-(`tenant | key | agent | policy | approval`), and `version`.
+(`tenant | key | agent | policy | approval`), `gateway`, and `version`.
 """
 
 import argparse
@@ -32,10 +32,16 @@ _COMMANDS: dict[Command, str] = {
     "dispatcher": "Run a dispatcher alone: it delivers work to agents and watches leases. Any number may run.",
 }
 
+# Of the agents' library, where that is installed beside.
+_ELSEWHERE = {"gateway": "Run a gateway: LLM calls of agents that point their provider's client at it become steps."}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name and return the exit code."""
-    options = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] and words[0] in _ELSEWHERE:
+        return _run_elsewhere(words[0], words[1:])
+    options = _parser().parse_args(words)
     command: str = options.command
     if command == "version":
         print(f"stepwell {_version()}")
@@ -75,9 +81,20 @@ def _parser() -> argparse.ArgumentParser:
         if name in ("server", "door"):
             _add_door_flags(command)
         _add_shards(command)
+    for name, about in _ELSEWHERE.items():
+        commands.add_parser(name, help=about, add_help=False)
     add_policy_commands(add_commands(commands))
     commands.add_parser("version", help="Show the version.", allow_abbrev=False)
     return parser
+
+
+def _run_elsewhere(name: str, words: Sequence[str]) -> int:
+    found = metadata.entry_points(group="stepwell.commands", name=name)
+    if not found:
+        print(f"stepwell {name} comes with the agents' library: pip install stepwell", file=sys.stderr)
+        return 2
+    run: Callable[[Sequence[str]], int] = next(iter(found)).load()
+    return run(words)
 
 
 def _show(shown: Shown) -> int:

@@ -12,6 +12,7 @@ from tests.mutants.control import OF_CONTROL
 from tests.mutants.dispatcher import OF_THE_DISPATCHER
 from tests.mutants.door import OF_THE_DOOR
 from tests.mutants.fold import OF_THE_FOLD
+from tests.mutants.gateway import OF_THE_GATEWAY
 from tests.mutants.library import OF_THE_LIBRARY
 from tests.mutants.llm import OF_LLM_CALLS
 from tests.mutants.log import OF_THE_LOG
@@ -36,4 +37,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *OF_QUOTAS,
     *OF_LLM_CALLS,
     *OF_THE_LIBRARY,
+    *OF_THE_GATEWAY,
 )

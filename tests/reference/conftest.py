@@ -10,6 +10,7 @@ import pytest
 
 from tests.reference.deployment import RELEASES, Deployment, Kernel, Release
 from tests.reference.governance import Governed, run_governed
+from tests.reference.llm import Asked, run_llm
 from tests.reference.runs import (
     Cancelled,
     Interrupted,
@@ -38,6 +39,7 @@ RUNS: dict[str, Run[object]] = {
     "superseded": run_superseded,
     "cancelled": run_cancelled,
     "governed": run_governed,
+    "asked": run_llm,
 }
 
 
@@ -131,6 +133,11 @@ def superseded(background: Background, release: Release) -> Superseded:
 @pytest.fixture
 def cancelled(background: Background, release: Release) -> Cancelled:
     return _outcome(background, "cancelled", release, Cancelled)
+
+
+@pytest.fixture
+def asked(background: Background, release: Release) -> Asked:
+    return _outcome(background, "asked", release, Asked)
 
 
 @pytest.fixture

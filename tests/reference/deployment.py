@@ -3,8 +3,9 @@
 import os
 import socket
 import subprocess
-from collections.abc import Callable
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -107,6 +108,30 @@ class AgentProcess:
         self._listener.close()
 
 
+class Watched:
+    """The deltas of an execution, as one observer sees them."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.deltas: list[dict[str, Any]] = []
+        self.has_ended = False
+        self._lines = response.iter_lines()
+        # The comment at once: from here on nothing is missed.
+        next(self._lines)
+        self._thread = threading.Thread(target=self._read, name="observer", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        for line in self._lines:
+            if line == "event: end":
+                self.has_ended = True
+                return
+            if line.startswith("data: "):
+                self.deltas.append(msgspec.json.decode(line.removeprefix("data: ")))
+
+    def join(self) -> None:
+        self._thread.join(REQUEST_SECONDS_MAX)
+
+
 class Deployment:
     """What a test holds: agents of one release, registered with one kernel, and the release's own `Client`.
 
@@ -183,6 +208,15 @@ class Deployment:
     def grant(self, approval_id: str) -> None:
         """As a person would who has no client of ours: one plain request."""
         self._admin.post(f"/v0/approvals/{approval_id}/grant", json={}).raise_for_status()
+
+    @contextmanager
+    def watched(self, execution_id: str) -> Iterator[Watched]:
+        """Watch the deltas of an execution until the block ends, which is after the execution did."""
+        with self._admin.stream("GET", f"/v0/executions/{execution_id}/stream") as response:
+            response.raise_for_status()
+            watched = Watched(response)
+            yield watched
+            watched.join()
 
     def wait(self, condition: Callable[[], Value], description: str, seconds: float = WAIT_SECONDS_MAX) -> Value:
         """`wait_until`, over as soon as a process is missing, with the ends of the logs on the failure."""

@@ -9,7 +9,7 @@ import pytest
 from anthropic import APIStatusError, AsyncAnthropic
 
 from stepwell import http_client
-from stepwell.llm import reading, transports
+from stepwell.llm import asking, reading
 from stepwell.testing import LocalKernel
 from tests.support.stack import ROOT
 from tests.support.wire_provider import Reply, WireProvider, streamed, wire_provider
@@ -45,7 +45,7 @@ OVERLOADED = {"type": "error", "error": {"type": "overloaded_error", "message": 
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transports, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(asking, "PAUSE_SECONDS", 0.001)
 
 
 def written(*events: dict[str, Any]) -> bytes:
@@ -172,10 +172,10 @@ RESPONSE = {
 ANSWERS = {"chat.completions.create": CHAT, "responses.create": RESPONSE}
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [0, 1, 2])
 async def test_every_snippet_of_the_page_runs(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(code) == 2
+    assert len(code) == 3
     answer = next(answer for called, answer in ANSWERS.items() if called in code[number])
     (tmp_path / f"snippet_{number}.py").write_text(code[number], "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
@@ -192,4 +192,4 @@ def test_every_bound_that_the_page_names_is_the_one_that_holds() -> None:
     text = PAGE.read_text("utf-8")
     assert f"up to {reading.STREAM_BYTES_MAX // 2**20} MiB and {reading.UNWATCHED_SECONDS_MAX:g} seconds" in text
     assert "up to three times" in text
-    assert transports.RETRIES_MAX == 3
+    assert asking.RETRIES_MAX == 3

@@ -14,7 +14,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from stepwell import Blocked, PolicyError, http_client, raise_for_refusal, tool
-from stepwell.llm import transports
+from stepwell.llm import asking
 from stepwell.testing import LocalKernel, Run
 from tests.support.wire_provider import NoReply, Reply, WireProvider, wire_provider
 
@@ -39,7 +39,7 @@ DENY = "rules:\n  - id: no\n    when: {step_kind: llm_call}\n    then: {decision
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transports, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(asking, "PAUSE_SECONDS", 0.001)
 
 
 def client_of(provider: WireProvider, **options: Any) -> AsyncOpenAI:

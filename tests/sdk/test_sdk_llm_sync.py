@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 
 from stepwell import http_client, sync_http_client, tool
-from stepwell.llm import reading, transports
+from stepwell.llm import asking, reading
 from stepwell.testing import LocalKernel
 from tests.sdk.test_sdk_llm_calls import COMPLETION, DENY, ERROR
 from tests.sdk.test_sdk_llm_streams import CUT_SHORT, STREAM, TEXT, text_of
@@ -21,7 +21,7 @@ ASKED: dict[str, Any] = {"model": "gpt-x", "messages": [{"role": "user", "conten
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transports, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(asking, "PAUSE_SECONDS", 0.001)
 
 
 def client_of(provider: WireProvider) -> OpenAI:

@@ -29,11 +29,11 @@ class Connection:
         self.request = b""
 
     async def read_request(self) -> bytes:
-        """Read and keep one request whose head names its Content-Length."""
+        """Read and keep one request; without a Content-Length it has no body."""
         head = await self.reader.readuntil(b"\r\n\r\n")
-        length = next(
-            int(line.partition(b":")[2]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")
-        )
+        lines = head.split(b"\r\n")
+        lengths = (int(line.partition(b":")[2]) for line in lines if line.lower().startswith(b"content-length:"))
+        length = next(lengths, 0)
         self.request = head + await self.reader.readexactly(length)
         return self.request
 

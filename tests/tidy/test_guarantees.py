@@ -16,7 +16,7 @@ PARTS = ("**Promise.**", "**Rests on.**", "**Limits.**")
 
 _HEADING = re.compile(r"^## ([GS]\d+) .+$", re.MULTILINE)
 _TEST = re.compile(r"^- `(tests/[^`]+)`$")
-FILE = re.compile(r"`((?:schemas|kernel|workers|deploy|tests)/[\w./-]+)`")
+FILE = re.compile(r"`((?:schemas|kernel|workers|sdk|deploy|tests)/[\w./-]+)`")
 _SILENCING = {"skip", "skipif", "xfail", "importorskip", "SkipTest", "__test__"}
 _BASES_DEEP_MAX = 10
 

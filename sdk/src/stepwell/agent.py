@@ -13,6 +13,7 @@ from stepwell.context import ExecutionContext, Held, Settle, entered, left
 from stepwell.errors import Blocked, PolicyError, RateLimited, RebunoError, Signal, ToolError, failure_reason
 from stepwell.keeper import Keeper
 from stepwell.kernel import TIMEOUT_SECONDS, KernelClient
+from stepwell.llm.refusals import meant_by
 from stepwell.signing import Lease, Scheme
 from stepwell.tools import offloaded, refuse_generator
 from stepwell.types import Execution, Result, Webhook
@@ -206,11 +207,15 @@ class Agent:
                 # What JSON cannot carry is the handler's failure, and is found out before anything is sent.
                 encode(result.output, what="output")
                 encode(result.state, what="state")
-            except Exception as error:  # noqa: BLE001 - whatever a handler raises ends its execution
+            except Exception as error:
                 context.check()
-                if not isinstance(error, PolicyError | RateLimited | ToolError):
+                refused = meant_by(error) if context.is_delegated else None
+                if isinstance(refused, Signal):
+                    context.note(refused)
+                    raise refused from error
+                if not isinstance(refused or error, PolicyError | RateLimited | ToolError):
                     _log.exception("execution %s: the handler failed", context.execution_id)
-                await context.fail(failure_reason(error))
+                await context.fail(failure_reason(refused or error))
                 return
             except BaseExceptionGroup:
                 # A task group has put the signals of its tasks into one.

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar, Token
 from functools import partial
@@ -84,6 +85,8 @@ class ExecutionContext:
         self._give_up_seconds = held.lease_seconds
         self._is_sync = settle == "sync"
         self._settling = Settling(keeper, self._record_on_keeper, self.note)
+        self.is_delegated = False
+        """Whether a gateway may act in this attempt: refusals then come as errors of a provider's client."""
         self._ended: BaseException | None = None
         self._steps = UnderWay()
         """From their submission to their outcome: a pause waits for them."""
@@ -201,9 +204,40 @@ class ExecutionContext:
         """Record that no answer came, or none that is whole."""
         await self._end_call(Outcome(step_id=step_id, member="error", json=encode({"message": message}, what="error")))
 
+    def gateway_headers(self) -> Any:
+        """Return the headers that let a gateway act in this attempt, as awaitable or, in a thread, at once.
+
+        From then on every outcome is recorded before its step returns: a call through a gateway cannot carry any.
+        """
+        return self.enter(self._delegated)
+
+    def gateway_url(self, base_url: str | None = None, *, path: str = "/v1") -> Any:
+        """Return the base URL of a gateway for a provider's client that cannot add headers, likewise.
+
+        `base_url` is the gateway's, else `STEPWELL_GATEWAY_URL`; `path` is what the provider's own base URL ends with.
+        """
+        return self.enter(lambda: self._delegated_url(base_url, path))
+
     async def publish_delta(self, step_id: str, seq: int, data: str) -> None:
         """Show a piece of a running step to those who watch. Runs on the keeper's loop."""
         await self._keeper.kernel.publish_delta(self.execution_id, step_id, lease=self.lease, seq=seq, data=data)
+
+    async def _delegated(self) -> dict[str, str]:
+        self.is_delegated = self._is_sync = True
+        await self._settling.flushed()
+        return {
+            "Rebuno-Agent-Id": self.agent_id,
+            "Rebuno-Execution-Id": self.execution_id,
+            "Rebuno-Dispatch-Id": self.dispatch_id,
+            "Rebuno-Dispatch-Attempt": str(self.attempt),
+            "Rebuno-Delegation": self._kernel.delegation(self.execution_id, self.lease),
+        }
+
+    async def _delegated_url(self, base_url: str | None, path: str) -> str:
+        base_url = base_url or os.environ.get("STEPWELL_GATEWAY_URL", "")
+        if not base_url:
+            raise ValueError("which gateway? pass its address, or set STEPWELL_GATEWAY_URL")
+        return f"{base_url.rstrip('/')}/d/{(await self._delegated())['Rebuno-Delegation']}{path}"
 
     async def _end_call(self, outcome: Outcome) -> None:
         try:

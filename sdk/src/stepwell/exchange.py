@@ -5,6 +5,7 @@ refusal for now costs time and never a second effect. Every try is signed anew.
 """
 
 import asyncio
+import copy
 import random
 import socket
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,8 @@ RETRY_AFTER_SECONDS_MAX = 60.0
 _REPEATED = frozenset({429, 502, 503, 504})
 _ELSEWHERE = frozenset({502, 503})
 """Where another door may do better."""
+_UNKNOWN = frozenset({502, 504})
+"""After them the request may have happened."""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +51,8 @@ class Answer(msgspec.Struct, frozen=True):
     status: int
     headers: Mapping[str, str]
     body: bytes
+    is_doubtful: bool = False
+    """Whether an earlier try of the same request may have happened already."""
 
     @property
     def is_success(self) -> bool:
@@ -72,15 +77,21 @@ class Exchange:
 
     def __init__(self, base_urls: Sequence[str], *, credentials: Credentials, timeout_seconds: float) -> None:
         """`timeout_seconds` bounds one try; a door answers within 25 seconds."""
-        self._doors = [_door(url) for url in base_urls]
-        self._at = 0
+        self._doors = _Doors(base_urls, timeout_seconds)
         self._credentials = credentials
-        self._timeout_seconds = timeout_seconds
-        self._http: aiohttp.ClientSession | None = None
-        """Made on the loop that it is used on, with the first request."""
+
+    def acting(self, credentials: Credentials) -> "Exchange":
+        """Return the same exchange for somebody else: its connections are shared, and closed with any of the two."""
+        other = copy.copy(self)
+        other._credentials = credentials
+        return other
 
     async def send(self, call: Call, *, give_up_seconds: float) -> bytes:
-        """Return the body of the answer.
+        """Return the body of the answer. Raises as `ask` does."""
+        return (await self.ask(call, give_up_seconds=give_up_seconds)).body
+
+    async def ask(self, call: Call, *, give_up_seconds: float) -> Answer:
+        """Return the answer, a success.
 
         Raises what the refusal stands for: an APIError, or a signal. Raises NetworkError, or the APIError of the last
         refusal, where nothing else came within `give_up_seconds`, the last try's own time apart.
@@ -88,22 +99,25 @@ class Exchange:
         loop = asyncio.get_running_loop()
         gives_up_at = loop.time() + give_up_seconds
         pause_seconds = PAUSE_SECONDS
+        is_doubtful = False
         while True:
             at_least = 0.0
             try:
                 answer = await self._try(call)
             except (aiohttp.ClientError, TimeoutError) as error:
                 failure: BaseException = NetworkError(f"{type(error).__name__}: {error}")
-                self._go_elsewhere()
+                is_doubtful = True
+                self._doors.go_elsewhere()
             else:
                 if answer.is_success:
-                    return answer.body
+                    return msgspec.structs.replace(answer, is_doubtful=True) if is_doubtful else answer
                 failure = _refusal(answer)
                 if answer.status not in _REPEATED:
                     raise failure
+                is_doubtful |= answer.status in _UNKNOWN
                 at_least = _retry_after(answer)
                 if answer.status in _ELSEWHERE:
-                    self._go_elsewhere()
+                    self._doors.go_elsewhere()
             pause = max(at_least, pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311 - spreads repeats, keeps no secret
             if loop.time() + pause > gives_up_at:
                 raise failure
@@ -111,14 +125,10 @@ class Exchange:
             pause_seconds = min(pause_seconds * PAUSE_GROWTH, PAUSE_SECONDS_MAX)
 
     async def close(self) -> None:
-        if self._http is not None:
-            await self._http.close()
-            # Its connections end with the next turns of the loop, which may be the loop's last.
-            for _ in range(CLOSE_TURNS):
-                await asyncio.sleep(0)
+        await self._doors.close()
 
     async def _try(self, call: Call) -> Answer:
-        origin, prefix = self._doors[self._at]
+        origin, prefix = self._doors.current
         target = prefix + call.path
         headers = self._credentials.headers(call, target)
         if call.body:
@@ -127,12 +137,30 @@ class Exchange:
             headers["Idempotency-Key"] = call.key
         # As it was signed: nothing in it is to be spelled in another way.
         url = URL(origin + target, encoded=True)
-        async with self._session().request(
+        async with self._doors.session().request(
             call.method, url, data=call.body or None, headers=headers, allow_redirects=False
         ) as response:
             return Answer(response.status, response.headers, await response.read())
 
-    def _session(self) -> aiohttp.ClientSession:
+
+class _Doors:
+    """Where the kernel is, which door is asked now, and the connections to it."""
+
+    def __init__(self, base_urls: Sequence[str], timeout_seconds: float) -> None:
+        self._doors = [_door(url) for url in base_urls]
+        self._at = 0
+        self._timeout_seconds = timeout_seconds
+        self._http: aiohttp.ClientSession | None = None
+        """Made on the loop that it is used on, with the first request."""
+
+    @property
+    def current(self) -> tuple[str, str]:
+        return self._doors[self._at]
+
+    def go_elsewhere(self) -> None:
+        self._at = (self._at + 1) % len(self._doors)
+
+    def session(self) -> aiohttp.ClientSession:
         if self._http is None:
             self._http = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
@@ -143,8 +171,12 @@ class Exchange:
             )
         return self._http
 
-    def _go_elsewhere(self) -> None:
-        self._at = (self._at + 1) % len(self._doors)
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+            # Its connections end with the next turns of the loop, which may be the loop's last.
+            for _ in range(CLOSE_TURNS):
+                await asyncio.sleep(0)
 
 
 class _Resolver(AbstractResolver):

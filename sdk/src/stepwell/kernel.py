@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from stepwell import signing
 from stepwell.errors import Terminated
-from stepwell.exchange import Call, Exchange
+from stepwell.exchange import Answer, Call, Exchange
 from stepwell.signing import Lease, Scheme, sign_request
 from stepwell.types import Execution, StepDecision
 from stepwell.values import encode, read
@@ -19,6 +20,8 @@ TIMEOUT_SECONDS = 35.0
 GIVE_UP_SECONDS = 120.0
 """How long a request is repeated where its caller names no other time: a lease."""
 KEY_BYTES = 16
+DELEGATION_SECONDS = 12 * 3600
+"""How long a token for a gateway is good. With its attempt it ends in any case."""
 HEARTBEAT_SECONDS_MAX = 20.0
 """A heartbeat that found no answer by then is followed by the next one."""
 
@@ -63,6 +66,16 @@ class AgentCredentials:
             headers["Rebuno-Dispatch-Attempt"] = str(lease.attempt)
         return headers
 
+    def delegation(self, execution_id: str, lease: Lease) -> str:
+        """Return a token that lets a gateway act in this attempt."""
+        return signing.delegation(
+            self._secret,
+            agent_id=self.agent_id,
+            execution_id=execution_id,
+            lease=lease,
+            expires_at=int(time.time()) + DELEGATION_SECONDS,
+        )
+
 
 class LeasedCall(Call, frozen=True, kw_only=True):
     """A request under a lease."""
@@ -81,16 +94,21 @@ class KernelClient:
         base_url: str | Sequence[str] | None = None,
         timeout: float = TIMEOUT_SECONDS,
         scheme: Scheme = "v1",
+        exchange: Exchange | None = None,
     ) -> None:
-        self._exchange = Exchange(
-            addresses(base_url),
-            credentials=AgentCredentials(agent_id, secret, scheme),
-            timeout_seconds=timeout,
+        """`exchange` is one that acts for the agent by itself; then nothing is signed here."""
+        self._credentials = AgentCredentials(agent_id, secret, scheme)
+        self._exchange = exchange or Exchange(
+            addresses(base_url), credentials=self._credentials, timeout_seconds=timeout
         )
         self._agent_id = agent_id
 
     async def close(self) -> None:
         await self._exchange.close()
+
+    def delegation(self, execution_id: str, lease: Lease) -> str:
+        """Return a token that lets a gateway act in this attempt, for `DELEGATION_SECONDS` at most."""
+        return self._credentials.delegation(execution_id, lease)
 
     # ------------------------------------------------------------ executions
 
@@ -142,10 +160,12 @@ class KernelClient:
         idempotency: Idempotency = "safe_to_retry",
         settle: Sequence[Outcome] = (),
         give_up_seconds: float = GIVE_UP_SECONDS,
+        key: str = "",
     ) -> StepDecision:
         """Ask whether a step may happen. Outcomes of earlier steps travel along, and are durable before the decision.
 
-        Raises TypeError, before anything is sent, where JSON cannot carry the arguments.
+        Submissions under one key are one step in this attempt; without one each is a step of its own. Raises TypeError,
+        before anything is sent, where JSON cannot carry the arguments.
         """
         members = [
             ("kind", encode(kind, what="kind")),
@@ -153,8 +173,11 @@ class KernelClient:
             ("args", encode(args, what="args")),
             ("idempotency", encode(idempotency, what="idempotency")),
         ]
-        raw = await self._change(execution_id, "/steps", lease, members, settle, give_up_seconds)
-        return read(raw, StepDecision)
+        answer = await self._change(execution_id, "/steps", lease, members, settle, give_up_seconds, key=key)
+        decision = read(answer.body, StepDecision)
+        # After a try that may have happened, the earlier submission may well have been this one.
+        is_repeat = answer.headers.get("Idempotent-Replayed") == "true" and not answer.is_doubtful
+        return msgspec.structs.replace(decision, is_repeat=True) if is_repeat else decision
 
     async def complete_step(
         self, execution_id: str, step_id: str, *, lease: Lease, result: Any, give_up_seconds: float = GIVE_UP_SECONDS
@@ -175,7 +198,7 @@ class KernelClient:
     ) -> None:
         """Record an outcome by a request of its own. Raises Terminated where the execution has ended."""
         verb = "complete" if outcome.member == "result" else "fail"
-        raw = await self._change(
+        answer = await self._change(
             execution_id,
             f"/steps/{outcome.step_id}/{verb}",
             lease,
@@ -183,7 +206,7 @@ class KernelClient:
             (),
             give_up_seconds,
         )
-        decision = read(raw, StepDecision).decision
+        decision = read(answer.body, StepDecision).decision
         if decision == "execution_terminal":
             raise Terminated("the execution has ended")
 
@@ -221,7 +244,9 @@ class KernelClient:
         members: list[tuple[str, bytes]],
         settle: Sequence[Outcome],
         give_up_seconds: float,
-    ) -> bytes:
+        *,
+        key: str = "",
+    ) -> Answer:
         """Send a change; its body is made once, so that every repeat is the same to the byte."""
         if settle:
             items = (_object([("step_id", f'"{each.step_id}"'.encode()), (each.member, each.json)]) for each in settle)
@@ -230,10 +255,10 @@ class KernelClient:
             method="POST",
             path=f"/v0/executions/{execution_id}{path}",
             body=_object(members),
-            key=secrets.token_hex(KEY_BYTES),
+            key=key or secrets.token_hex(KEY_BYTES),
             lease=lease,
         )
-        return await self._exchange.send(call, give_up_seconds=give_up_seconds)
+        return await self._exchange.ask(call, give_up_seconds=give_up_seconds)
 
 
 def addresses(base_url: str | Sequence[str] | None) -> Sequence[str]:

@@ -1,5 +1,6 @@
 """Signatures in both directions. The secret is the one that the agent was registered with."""
 
+import base64
 import hashlib
 import hmac
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ SENT_AT_SECONDS_MAX = 300
 """How far a webhook's `sent_at` may lie from now."""
 
 _VERSION = "rebuno-request-v1"
+_DELEGATION = b"rebuno-delegation-v1\n"
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -33,6 +35,12 @@ def sign_request(
     dispatch_id, attempt = ("", "") if lease is None else (lease.dispatch_id, str(lease.attempt))
     head = "\n".join((_VERSION, method, target, str(timestamp), dispatch_id, attempt, "")).encode()
     return f"v1={_mac(secret, head + body)}"
+
+
+def delegation(secret: str, *, agent_id: str, execution_id: str, lease: Lease, expires_at: int) -> str:
+    """Return the token that lets a gateway act in this attempt until a time in unix seconds, at most a day ahead."""
+    text = "\n".join((agent_id, execution_id, lease.dispatch_id, str(lease.attempt), str(expires_at))).encode()
+    return f"{base64.urlsafe_b64encode(text).rstrip(b'=').decode()}.{_mac(secret, _DELEGATION + text)}"
 
 
 def is_webhook_sound(secrets: Sequence[str], body: bytes, signature: str) -> bool:

@@ -100,6 +100,8 @@ class StepDecision(msgspec.Struct, frozen=True, kw_only=True):
     approval_id: str = ""
     reason: str = ""
     rule_id: str = ""
+    is_repeat: bool = False
+    """Whether it was made before: the key of the submission is that of an earlier one."""
 
 
 class Webhook(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,11 @@ class Ending:
         self._is_finished = False
         self._error = ""
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the shape's own finish marker has come: for a consumer the answer is whole now."""
+        return self._is_finished
+
     def feed(self, chunk: bytes) -> str:
         """Take what came, and return it as text: a character that was cut comes with its last byte."""
         text = self._decode(chunk)

@@ -14,14 +14,22 @@ UNWATCHED_SECONDS_MAX = 120.0
 
 
 class Reading:
-    """Chunks as they come, kept until the record is made, for one consumer that may leave at any time."""
+    """Chunks as they come, kept until the record is made, for consumers that may leave at any time.
 
-    def __init__(self, step: LlmStep, status: int, content_type: str) -> None:
+    One that `is_strict` gives the stream's own end, and what follows it, only once the record is durable: whoever acts
+    on a whole answer then finds it in the record. Where it cannot be recorded the stream breaks.
+    """
+
+    def __init__(self, step: LlmStep, status: int, content_type: str, *, is_strict: bool = False) -> None:
+        self.status = status
+        self.content_type = content_type
         self._step = step
-        self._status = status
-        self._content_type = content_type
+        self._is_strict = is_strict
         self._chunks: list[bytes] = []
         self._size = 0
+        self._given = 0
+        """How many of the chunks consumers may have."""
+        self._watchers = 0
         self._more = asyncio.Event()
         self._is_over = False
         self._broken: Exception | None = None
@@ -37,17 +45,17 @@ class Reading:
         """Give every chunk as it comes. Raises where the stream broke, or ended before its end."""
         at = 0
         while True:
-            while at < len(self._chunks):
+            while at < self._given:
                 yield self._chunks[at]
                 at += 1
             if self._is_over:
                 break
             self._more.clear()
-            self._watched(True)
+            self._watched(1)
             try:
                 await self._more.wait()
             finally:
-                self._watched(False)
+                self._watched(-1)
         if self._broken is not None:
             raise self._broken
 
@@ -61,7 +69,7 @@ class Reading:
                 async for chunk in chunks:
                     deltas.show(chunk)
                     ending.feed(chunk)
-                    self._add(chunk)
+                    self._add(chunk, is_held=self._is_strict and ending.is_finished)
                     if self._size > STREAM_BYTES_MAX:
                         trouble = f"the stream is longer than {STREAM_BYTES_MAX} bytes"
                         break
@@ -82,21 +90,27 @@ class Reading:
             await close()
 
     async def _end(self, trouble: str, broken: type[Exception]) -> None:
-        if not trouble:
-            body = b"".join(self._chunks)
-            await self._step.record(Answer(self._status, self._content_type, body))
+        if trouble:
+            if self._broken is None:
+                self._broken = broken(trouble)
+            await self._step.fail(trouble)
             return
-        if self._broken is None:
-            self._broken = broken(trouble)
-        await self._step.fail(trouble)
+        lost = await self._step.record(Answer(self.status, self.content_type, b"".join(self._chunks)))
+        if lost is not None and self._is_strict:
+            self._broken = broken(f"the answer could not be recorded: {lost}")
+        else:
+            self._given = len(self._chunks)
 
-    def _watched(self, is_watched: bool) -> None:
-        """The consumer waits for more, or has gone on with what it has, and may never come back."""
+    def _watched(self, change: int) -> None:
+        """A consumer waits for more, or has gone on with what it has, and may never come back."""
+        self._watchers += change
         if self._limit is not None and not self._limit.expired():
             now = asyncio.get_running_loop().time()
-            self._limit.reschedule(None if is_watched else now + UNWATCHED_SECONDS_MAX)
+            self._limit.reschedule(None if self._watchers else now + UNWATCHED_SECONDS_MAX)
 
-    def _add(self, chunk: bytes) -> None:
+    def _add(self, chunk: bytes, *, is_held: bool) -> None:
         self._chunks.append(chunk)
         self._size += len(chunk)
-        self._more.set()
+        if not is_held:
+            self._given = len(self._chunks)
+            self._more.set()

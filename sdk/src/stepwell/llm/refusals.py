@@ -42,12 +42,19 @@ def raise_for_refusal(exc: BaseException) -> None:
         raise_for_refusal(error)
         raise
     """
+    error = meant_by(exc)
+    if error is not None:
+        raise error from exc
+
+
+def meant_by(exc: BaseException) -> Exception | Signal | None:
+    """Return the error that the kernel meant, None where an error carries none."""
     for each in _causes(exc):
         found = _MARKER.search(str(each))
-        if found is not None:
-            error = _meant(found[1], found[2] or "")
-            if error is not None:
-                raise error from exc
+        error = None if found is None else _meant(found[1], found[2] or "")
+        if error is not None:
+            return error
+    return None
 
 
 def _answer(status: int, decision: str, reason: str = "") -> Answer:

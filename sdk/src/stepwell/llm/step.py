@@ -4,14 +4,16 @@ import asyncio
 import codecs
 import logging
 from collections import deque
-from typing import Any
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
 
-from stepwell.context import ExecutionContext, words_of
-from stepwell.errors import RebunoError, Signal
-from stepwell.keeper import Keeper
+from stepwell.context import words_of
+from stepwell.errors import APIError, RebunoError, Signal
 from stepwell.llm.calls import LlmCall
 from stepwell.llm.records import Answer, answer_of, error_answer, failure, record_of
 from stepwell.llm.refusals import refusal, word_refusal
+from stepwell.llm.scrubbing import Scrub, scrubbed
 from stepwell.types import StepDecision
 
 DELTA_CHARS = 2000
@@ -23,51 +25,96 @@ DELTA_CHARS_MAX = 16_000
 PENDING_CHARS_MAX = 1_000_000
 """Of a stream that comes faster than the kernel takes its deltas; what is over is not shown live."""
 
+_ITS_OWN = frozenset({400, 401, 403, 404, 413})
+"""Refusals of the kernel that are handed on under their own status: the caller can do something about them."""
+
+T = TypeVar("T")
+
 _log = logging.getLogger(__name__)
+
+
+class Aside(Protocol):
+    """Where what goes on beside a call runs, one thing at a time."""
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> "Future[T] | asyncio.Future[T]": ...
+
+    def call_soon(self, act: Callable[[], None]) -> None: ...
+
+
+class Attempt(Protocol):
+    """What an LLM call needs of the attempt that it belongs to."""
+
+    @property
+    def keeper(self) -> Aside: ...
+
+    async def begin_llm(self, target: str, args: Any) -> StepDecision: ...
+
+    async def record_llm(self, step_id: str, record: dict[str, Any]) -> None: ...
+
+    async def fail_llm(self, step_id: str, message: str) -> None: ...
+
+    async def publish_delta(self, step_id: str, seq: int, data: str) -> None: ...
 
 
 class LlmStep:
     """Made by `begin`; ended by `record` or `fail`, whichever comes first."""
 
-    def __init__(self, context: ExecutionContext, step_id: str) -> None:
+    def __init__(self, context: Attempt, step_id: str, scrub: Scrub | None = None) -> None:
         self._context = context
         self._step_id = step_id
+        self._scrub = scrub
         self._is_over = False
 
-    async def record(self, answer: Answer) -> None:
-        """Record what the provider answered, whatever its status."""
-        await self._end(self._context.record_llm(self._step_id, record_of(answer)))
+    async def record(self, answer: Answer) -> BaseException | None:
+        """Record what the provider answered, whatever its status. Return what kept it from being recorded."""
+        record = record_of(answer)
+        if self._scrub is not None:
+            record["body"] = self._scrub(record["body"])
+        return await self._end(self._context.record_llm(self._step_id, record))
 
-    async def fail(self, message: str) -> None:
-        """Record that there was no answer, or none that is whole."""
-        await self._end(self._context.fail_llm(self._step_id, message))
+    async def fail(self, message: str) -> BaseException | None:
+        """Record that there was no answer, or none that is whole. Return what kept that from being recorded."""
+        return await self._end(self._context.fail_llm(self._step_id, message))
 
     def watch(self) -> "Deltas":
-        return Deltas(self._context, self._step_id)
+        # What has to be scrubbed cannot be seen in a piece of it.
+        return Deltas(self._context, self._step_id, is_shown=self._scrub is None)
 
-    async def _end(self, outcome: Any) -> None:
+    async def _end(self, outcome: Any) -> BaseException | None:
         if self._is_over:
             outcome.close()
-            return
+            return None
         self._is_over = True
         try:
             await outcome
         except (Signal, RebunoError) as error:
-            # The context keeps a signal. Whoever reads the answer has it all the same.
             _log.warning("the answer of step %s could not be recorded: %s", self._step_id, error)
+            return error
+        return None
 
 
-async def begin(context: ExecutionContext, call: LlmCall) -> LlmStep | Answer:
+async def begin(context: Attempt, call: LlmCall, scrub: Scrub | None = None) -> LlmStep | Answer:
     """Submit the call; return the step to carry out, or the answer that there is already: a record, or a refusal."""
     try:
-        decision = await context.begin_llm(call.target, call.args)
+        args = call.args if scrub is None else scrubbed(call.args, scrub)
+        decision = await context.begin_llm(call.target, args)
     except (Signal, RebunoError) as error:
-        return refusal(error) or error_answer(502, "rebuno_unreachable", f"the kernel does not answer: {error}")
+        return refused(error)
     if decision.decision == "proceed":
-        return LlmStep(context, decision.step_id)
+        return LlmStep(context, decision.step_id, scrub)
     if decision.decision == "replay":
         return _replayed(decision)
     return word_refusal(decision.decision, decision.reason)
+
+
+def refused(error: BaseException) -> Answer:
+    """Return the answer that stands for what the kernel raised."""
+    found = refusal(error)
+    if found is not None:
+        return found
+    if isinstance(error, APIError) and error.status_code in _ITS_OWN:
+        return error_answer(error.status_code, "rebuno_refused", f"the kernel refuses: {error}")
+    return error_answer(502, "rebuno_unreachable", f"the kernel does not answer: {error}")
 
 
 def _replayed(decision: StepDecision) -> Answer:
@@ -82,10 +129,11 @@ def _replayed(decision: StepDecision) -> Answer:
 class Deltas:
     """What observers see of a stream, gathered a little: best effort, one publish at a time, on the keeper."""
 
-    def __init__(self, context: ExecutionContext, step_id: str) -> None:
+    def __init__(self, context: Attempt, step_id: str, *, is_shown: bool = True) -> None:
         self._context = context
         self._step_id = step_id
-        self._keeper: Keeper = context.keeper
+        self._is_shown = is_shown
+        self._keeper = context.keeper
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._pending: deque[str] = deque()
         self._pending_chars = 0
@@ -95,7 +143,7 @@ class Deltas:
 
     def show(self, chunk: bytes) -> None:
         """Let observers see a chunk, sooner or later. Returns at once; may be called from any thread."""
-        text = self._decode(chunk)
+        text = self._decode(chunk) if self._is_shown else ""
         if text:
             self._keeper.call_soon(lambda: self._add(text))
 

@@ -6,29 +6,26 @@ Both packages have one interface, and an agent may have either: the one that its
 import asyncio
 import importlib
 import logging
-import random
+from functools import partial
 from typing import Any
 
 from stepwell.context import current
+from stepwell.llm.asking import content_type_of, final, no_answer
 from stepwell.llm.calls import LlmCall, call_of
 from stepwell.llm.reading import Reading
-from stepwell.llm.records import Answer, failure, is_event_stream
+from stepwell.llm.records import Answer, failure
+from stepwell.llm.scrubbing import Scrub
 from stepwell.llm.step import LlmStep, begin
 
-RETRIES_MAX = 3
-PAUSE_SECONDS, PAUSE_SECONDS_MAX = 0.5, 8.0
-RETRY_AFTER_SECONDS_MAX = 60.0
 REPLAY_BYTES = 16 * 1024
 """In one chunk of a stream that is replayed."""
 
 LIBRARIES = ("httpx2", "httpx")
 _OF_THE_CONNECTION = ("verify", "cert", "http1", "http2", "limits", "proxy", "trust_env", "uds", "local_address")
-_RETRIED = frozenset({408, 409, 425, 429})
-
 _log = logging.getLogger(__name__)
 
 
-def http_client(*, library: str = "", **options: Any) -> Any:
+def http_client(*, library: str = "", scrub: Scrub | None = None, **options: Any) -> Any:
     """Return an `AsyncClient` whose requests are steps of kind `llm_call`, for a provider's SDK:
 
         client = AsyncOpenAI(http_client=http_client())
@@ -39,10 +36,11 @@ def http_client(*, library: str = "", **options: Any) -> Any:
     never recorded. Raises RuntimeError for a request outside of a handler.
 
     `library` is `httpx2` or `httpx`, else the first that is installed; `options` are those of its `AsyncClient`.
+    `scrub` takes out of texts what must not be kept, before they are recorded.
     """
     http = library_of(library)
     inner = options.pop("transport", None) or http.AsyncHTTPTransport(**of_the_connection(options))
-    return http.AsyncClient(transport=Recording(http, inner), **options)
+    return http.AsyncClient(transport=Recording(http, inner, scrub), **options)
 
 
 def of_the_connection(options: dict[str, Any]) -> dict[str, Any]:
@@ -63,9 +61,10 @@ def library_of(name: str) -> Any:
 class Recording:
     """A transport around another. Everything that it hands on has the headers that a replay will have."""
 
-    def __init__(self, http: Any, inner: Any) -> None:
+    def __init__(self, http: Any, inner: Any, scrub: Scrub | None = None) -> None:
         self._http = http
         self._inner = inner
+        self._scrub = scrub
         self._readings: set[asyncio.Task[None]] = set()
         self._closing: asyncio.Task[None] | None = None
 
@@ -94,7 +93,7 @@ class Recording:
             passed_by(request)
             return await self._inner.handle_async_request(request)
         context = current("http_client()")
-        begun = await begin(context, call)
+        begun = await begin(context, call, self._scrub)
         if isinstance(begun, Answer):
             return self._handed(begun, is_streamed=begun.is_stream)
         try:
@@ -106,7 +105,8 @@ class Recording:
 
     async def _carried_out(self, request: Any, call: LlmCall, step: LlmStep) -> Any:
         try:
-            found = await self._final(request, call)
+            ask = partial(self._inner.handle_async_request, request)
+            found = await final(ask, call, self._http.TransportError)
         except self._http.TransportError as error:
             message = no_answer(error)
             await step.fail(message)
@@ -115,27 +115,6 @@ class Recording:
             return self._streamed(found, step)
         await step.record(found)
         return self._handed(found, is_streamed=False)
-
-    async def _final(self, request: Any, call: LlmCall) -> Any:
-        """Return the answer that another try would not better, or the last one: whole, or a response to stream."""
-        pause_seconds = PAUSE_SECONDS
-        for left in range(RETRIES_MAX, -1, -1):
-            at_least = 0.0
-            try:
-                response = await self._inner.handle_async_request(request)
-                if is_streamed(response, call):
-                    return response
-                answer = Answer(response.status_code, content_type_of(response), await _whole(response))
-            except self._http.TransportError:
-                if not left:
-                    raise
-            else:
-                if not left or not is_retried(answer.status):
-                    return answer
-                at_least = retry_after(response.headers)
-            await asyncio.sleep(max(at_least, spread(pause_seconds)))
-            pause_seconds = min(pause_seconds * 2, PAUSE_SECONDS_MAX)
-        raise RuntimeError("not reached")
 
     def _streamed(self, response: Any, step: LlmStep) -> Any:
         content_type = content_type_of(response)
@@ -151,19 +130,6 @@ class Recording:
         return self._http.Response(answer.status, headers=answer.headers, content=content)
 
 
-def content_type_of(response: Any) -> str:
-    return response.headers.get("content-type", "")
-
-
-def is_streamed(response: Any, call: LlmCall) -> bool:
-    """Whether an answer is handed on as it comes."""
-    return response.status_code < 400 and (is_event_stream(content_type_of(response)) or call.is_streamed)
-
-
-def no_answer(error: Exception) -> str:
-    return f"the provider did not answer: {type(error).__name__}: {error}"
-
-
 def passed_by(request: Any) -> None:
     _log.warning("a request to %s is no LLM call, and is not recorded", request.url.host)
 
@@ -172,27 +138,6 @@ async def _call_of(request: Any) -> LlmCall | None:
     return call_of(request.headers.get("content-type", ""), await request.aread())
 
 
-async def _whole(response: Any) -> bytes:
-    try:
-        return await response.aread()
-    finally:
-        await response.aclose()
-
-
 async def _pieces(body: bytes) -> Any:
     for start in range(0, len(body), REPLAY_BYTES):
         yield body[start : start + REPLAY_BYTES]
-
-
-def spread(pause_seconds: float) -> float:
-    """Return a pause somewhat shorter, so that many do not come back at once."""
-    return pause_seconds * random.uniform(0.5, 1.0)  # noqa: S311 - keeps no secret
-
-
-def is_retried(status: int) -> bool:
-    return status in _RETRIED or status >= 500
-
-
-def retry_after(headers: Any) -> float:
-    text = str(headers.get("retry-after", ""))
-    return min(float(text), RETRY_AFTER_SECONDS_MAX) if text.isascii() and text.isdigit() else 0.0

@@ -10,27 +10,17 @@ from functools import partial
 from typing import Any
 
 from stepwell.context import ExecutionContext, current
-from stepwell.llm import transports
+from stepwell.llm import asking
+from stepwell.llm.asking import RETRIES_MAX, content_type_of, is_retried, is_streamed, no_answer, retry_after, spread
 from stepwell.llm.calls import LlmCall, call_of
 from stepwell.llm.reading_sync import SyncReading
 from stepwell.llm.records import Answer, failure
+from stepwell.llm.scrubbing import Scrub
 from stepwell.llm.step import LlmStep, begin
-from stepwell.llm.transports import (
-    REPLAY_BYTES,
-    RETRIES_MAX,
-    content_type_of,
-    is_retried,
-    is_streamed,
-    library_of,
-    no_answer,
-    of_the_connection,
-    passed_by,
-    retry_after,
-    spread,
-)
+from stepwell.llm.transports import REPLAY_BYTES, library_of, of_the_connection, passed_by
 
 
-def sync_http_client(*, library: str = "", **options: Any) -> Any:
+def sync_http_client(*, library: str = "", scrub: Scrub | None = None, **options: Any) -> Any:
     """Return a blocking `Client` whose requests are steps, as `http_client` does for those that are awaited:
 
         client = OpenAI(http_client=sync_http_client())
@@ -39,15 +29,16 @@ def sync_http_client(*, library: str = "", **options: Any) -> Any:
     """
     http = library_of(library)
     inner = options.pop("transport", None) or http.HTTPTransport(**of_the_connection(options))
-    return http.Client(transport=SyncRecording(http, inner), **options)
+    return http.Client(transport=SyncRecording(http, inner, scrub), **options)
 
 
 class SyncRecording:
     """A blocking transport around another."""
 
-    def __init__(self, http: Any, inner: Any) -> None:
+    def __init__(self, http: Any, inner: Any, scrub: Scrub | None = None) -> None:
         self._http = http
         self._inner = inner
+        self._scrub = scrub
         self._readings: list[threading.Thread] = []
 
     def __enter__(self) -> "SyncRecording":
@@ -77,7 +68,7 @@ class SyncRecording:
             return self._inner.handle_request(request)
         context = current("sync_http_client()")
         _refuse_to_stop_a_loop()
-        begun: LlmStep | Answer = context.enter(lambda: begin(context, call))
+        begun: LlmStep | Answer = context.enter(lambda: begin(context, call, self._scrub))
         if isinstance(begun, Answer):
             return self._handed(begun, is_streamed=begun.is_stream)
         try:
@@ -101,7 +92,7 @@ class SyncRecording:
 
     def _final(self, request: Any, call: LlmCall) -> Any:
         """Return the answer that another try would not better, or the last one: whole, or a response to stream."""
-        pause_seconds = transports.PAUSE_SECONDS
+        pause_seconds = asking.PAUSE_SECONDS
         for left in range(RETRIES_MAX, -1, -1):
             at_least = 0.0
             try:
@@ -117,7 +108,7 @@ class SyncRecording:
                     return answer
                 at_least = retry_after(response.headers)
             time.sleep(max(at_least, spread(pause_seconds)))
-            pause_seconds = min(pause_seconds * 2, transports.PAUSE_SECONDS_MAX)
+            pause_seconds = min(pause_seconds * 2, asking.PAUSE_SECONDS_MAX)
         raise RuntimeError("not reached")
 
     def _streamed(self, response: Any, context: ExecutionContext, step: LlmStep) -> Any:

@@ -1,0 +1,133 @@
+"""What the gateway adds to an LLM call, beside nginx in front of the same model, in one run.
+
+Run it with `python -m bench.bench_gateway`. It needs nginx (`apt-get install nginx-light`), and exits 1 where a ratio
+is below its bar, or could not be measured.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable
+from statistics import median
+
+import uvloop
+
+from bench import machine
+from bench.agents import created, serving
+from bench.connections import Connection, connect
+from bench.gateway import ways
+from bench.processes import Processes
+from bench.ratios import HEAD, Bar, MeasureFailed, Row, in_turn, say
+from bench.requests import Held, submit
+from kernel.domain.canonical import args_hash
+from kernel.domain.json_values import read_object
+
+ROUNDS = 5
+LONE_COUNT = 100
+PIECE_MICROSECONDS = 100.0
+MEBIBYTE = 1024 * 1024
+HASH_ROUNDS = 9
+
+FIRST = "what the gateway adds to the time to the first piece / what nginx adds and one submission, p50"
+PIECE = f"CPU time of the gateway for a streamed piece / {PIECE_MICROSECONDS:.0f} us"
+PIECE_OF_NGINX = "the same / CPU time of nginx"
+HASH = "reading and hashing a request of 1 MiB / json.loads of it"
+
+
+async def measure() -> list[Row]:
+    async with Processes() as processes, serving(processes) as agents:
+        held, other = await created(processes, agents, 2)
+        connection = (await connect(processes.door_port, 1))[0]
+        async with ways(processes, held) as found:
+            say(f"started; {machine.load()}")
+            lone = Lone(connection, other)
+            first = await in_turn(
+                {
+                    "first piece, direct": found.direct.first_milliseconds,
+                    "first piece, nginx": found.nginx.first_milliseconds,
+                    "first piece, gateway": found.gateway.first_milliseconds,
+                    "a lone submission": lone.milliseconds,
+                },
+                unit="ms",
+                rounds=ROUNDS,
+            )
+            piece = await in_turn(
+                {
+                    "a piece, gateway": found.gateway.piece_microseconds,
+                    "a piece, nginx": found.nginx.piece_microseconds,
+                },
+                unit="us",
+                rounds=ROUNDS,
+            )
+        connection.close()
+    direct, nginx, gateway, submission = first.values()
+    ours, theirs = piece.values()
+    added = [through - without for through, without in zip(gateway, direct, strict=True)]
+    allowed = [through - without + one for through, without, one in zip(nginx, direct, submission, strict=True)]
+    return [
+        Row(FIRST, added, allowed, "ms", Bar(1.5, 1.2, is_limit=True)),
+        Row(PIECE, ours, [PIECE_MICROSECONDS] * len(ours), "us", Bar(1, 0.5, is_limit=True)),
+        Row(PIECE_OF_NGINX, ours, [max(each, 1.0) for each in theirs], "us"),
+    ]
+
+
+class Lone:
+    """Submissions while nothing else happens."""
+
+    def __init__(self, connection: Connection, held: Held) -> None:
+        self._connection = connection
+        self._held = held
+        self._number = 0
+
+    async def milliseconds(self) -> float:
+        spent: list[float] = []
+        for _ in range(LONE_COUNT):
+            self._number += 1
+            request = submit(self._held, self._number)
+            started_at = time.perf_counter()
+            await self._connection.exchange(request)
+            spent.append(time.perf_counter() - started_at)
+        return median(spent) * 1000
+
+
+def hash_row() -> Row:
+    """A request of 1 MiB, as a long conversation is: many messages, some of them long."""
+    messages = [
+        {"role": "user", "content": f"Grüße, {number} — " + "words and more words, " * 40} for number in range(1200)
+    ]
+    body = json.dumps({"model": "m", "temperature": 0.7, "messages": messages}, ensure_ascii=False).encode()
+    wrapped = b'{"args":%b}' % body
+    ours = [_milliseconds(lambda: args_hash(read_object(wrapped).fields["args"].canonical)) for _ in range(HASH_ROUNDS)]
+    theirs = [_milliseconds(lambda: json.loads(body)) for _ in range(HASH_ROUNDS)]
+    say(f"a request of {len(body) / MEBIBYTE:.2f} MiB was read and hashed")
+    return Row(HASH, ours, theirs, "ms", Bar(5, 3, is_limit=True))
+
+
+def _milliseconds(call: Callable[[], object]) -> float:
+    started_at = time.perf_counter()
+    call()
+    return (time.perf_counter() - started_at) * 1000
+
+
+def main() -> int:
+    for fact in machine.facts():
+        print(fact)
+    rows = [hash_row()]
+    trouble = ""
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            rows += runner.run(measure())
+    except MeasureFailed as error:
+        trouble = str(error)
+    print(f"\n{machine.load()}\n\n{HEAD}")
+    for row in rows:
+        print(row.line())
+    if trouble:
+        for name in (FIRST, PIECE, PIECE_OF_NGINX):
+            print(f"| {name} | | | | | NOT MEASURED | {trouble.splitlines()[0]} |")
+    return 1 if trouble or any(row.is_below_bar for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
