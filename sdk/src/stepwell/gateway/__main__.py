@@ -47,6 +47,9 @@ def serve(settings: Settings, *, host: str, port: int) -> None:
         port=port,
         lifespan="on",
         log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
 

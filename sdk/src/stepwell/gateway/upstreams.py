@@ -10,6 +10,7 @@ from yarl import URL
 from stepwell.gateway.settings import Upstream
 
 ANSWER_BYTES_MAX = 32 * 1024 * 1024
+AT_ONCE_BYTES_MAX = 1024 * 1024
 CONNECT_SECONDS = 10.0
 CONNECTIONS_MAX = 1024
 ENCODINGS = "gzip, deflate"
@@ -54,8 +55,7 @@ class Forward:
             response = await self._http.request(
                 self._method,
                 self._url,
-                # A file is sent piece by piece, and may be sent again.
-                data=io.BytesIO(self._body) if self._body else None,
+                data=_sent(self._body),
                 headers=self._headers,
                 timeout=self._timeout,
                 allow_redirects=False,
@@ -63,6 +63,11 @@ class Forward:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Unreachable(f"{type(error).__name__}: {error}") from error
         return Response(response)
+
+
+def _sent(body: bytes) -> bytes | io.BytesIO | None:
+    """Return a body as it is handed to the client: a large one is written piece by piece, and holds nobody up."""
+    return io.BytesIO(body) if len(body) > AT_ONCE_BYTES_MAX else body or None
 
 
 class Response:
