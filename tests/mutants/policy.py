@@ -28,6 +28,14 @@ _DICTS = "tests/contract/test_view_contract.py::TestMemoryView::"
 
 OF_POLICY = (
     Mutant(
+        name="of several globs those with their star at the end are not looked at",
+        promise="G9",
+        file=_GLOBS,
+        old="text.startswith(starts) or text.endswith(ends)",
+        new="text.endswith(ends)",
+        tests=("tests/property/test_policy_properties.py::test_any_of_several_globs_is_what_each_of_them_says",),
+    ),
+    Mutant(
         name="leaving an argument out passes an allow rule with not_equals",
         promise="D1",
         file=_PREDICATES,

@@ -12,7 +12,7 @@ from kernel.domain.json_values import read_value
 from kernel.domain.policy import load_bundle
 from kernel.domain.policy.equality import equality, one_of
 from kernel.domain.policy.evaluation import Call, evaluate
-from kernel.domain.policy.globs import compile_glob
+from kernel.domain.policy.globs import any_glob, compile_glob
 from kernel.domain.policy.numbers import compare, number_of
 
 ALPHABET = "ab-]é"
@@ -57,6 +57,12 @@ def naive(tokens: list[str], text: str) -> bool:
 @given(st.lists(TOKENS, max_size=9), TEXTS)
 def test_a_glob_matches_what_its_definition_says(tokens: list[str], text: str):
     assert compile_glob("".join(tokens)).matches(text) is naive(tokens, text)
+
+
+@given(st.lists(st.text("ab*?", max_size=5), max_size=4), st.text("ab", max_size=6))
+def test_any_of_several_globs_is_what_each_of_them_says(patterns: list[str], text: str):
+    globs = [compile_glob(pattern) for pattern in patterns]
+    assert any_glob(globs)(text) is any(glob.matches(text) for glob in globs)
 
 
 @given(TEXTS)

@@ -28,6 +28,10 @@ class Glob(msgspec.Struct, frozen=True):
     pattern: str
     matches: Callable[[str], bool]
     wild_chars: int
+    start: str | None = None
+    """Of `start*`: all that it asks for."""
+    end: str | None = None
+    """Of `*end`, likewise."""
 
 
 def compile_glob(pattern: str) -> Glob:
@@ -36,16 +40,21 @@ def compile_glob(pattern: str) -> Glob:
         raise Invalid(f"the glob is longer than {GLOB_CHARS_MAX} characters")
     pieces = [_piece(places) for places in _split_at_stars(pattern)]
     wild_chars = sum(piece.length for piece in pieces if isinstance(piece, _Wild))
-    return Glob(pattern, _matcher(pieces), wild_chars)
+    start, end = _one_side(pieces)
+    return Glob(pattern, _matcher(pieces), wild_chars, start=start, end=end)
 
 
 def any_glob(globs: list[Glob]) -> Callable[[str], bool]:
     """Return the test whether one of the globs matches."""
-    tests = tuple(glob.matches for glob in globs)
+    starts = tuple(glob.start for glob in globs if glob.start is not None)
+    ends = tuple(glob.end for glob in globs if glob.end is not None)
+    tests = tuple(glob.matches for glob in globs if glob.start is None and glob.end is None)
 
     def matches(text: str) -> bool:
-        # A loop, because a generator costs more than all that it would ask.
-        for test in tests:  # noqa: SIM110 - as measured on bundles of 100 rules
+        # The frequent forms by one call each, as measured on bundles of 100 rules.
+        if text.startswith(starts) or text.endswith(ends):
+            return True
+        for test in tests:  # noqa: SIM110 - a generator costs more
             if test(text):
                 return True
         return False
@@ -110,6 +119,16 @@ def _matcher(pieces: list[_Piece]) -> Callable[[str], bool]:
     if len(pieces) == 2 and isinstance(first, _Literal) and isinstance(last, _Literal):
         return _around(first.text, last.text)
     return _between(first, tuple(pieces[1:-1]), last)
+
+
+def _one_side(pieces: list[_Piece]) -> tuple[str | None, str | None]:
+    """Return what a glob with one star, at its end or at its start, asks for on the other side; None for all others."""
+    first, last = pieces[0], pieces[-1]
+    if len(pieces) != 2 or not isinstance(first, _Literal) or not isinstance(last, _Literal):
+        return None, None
+    if not last.text:
+        return first.text, None
+    return None, None if first.text else last.text
 
 
 def _exactly(piece: _Wild) -> Callable[[str], bool]:
