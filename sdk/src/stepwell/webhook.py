@@ -63,7 +63,7 @@ class WebhookApp:
             return 404
         if scope["method"] != "POST":
             return 405
-        body = await _body(receive)
+        body = await read_body(receive, bytes_max=BODY_BYTES_MAX)
         if body is None:
             return 413
         signature = dict(scope["headers"]).get(b"rebuno-signature", b"").decode("latin-1")
@@ -78,15 +78,15 @@ class WebhookApp:
         return 200 if await self._take(webhook) else 503
 
 
-async def _body(receive: Receive) -> bytes | None:
-    """Return the whole body, None where it is too large to be a webhook's."""
+async def read_body(receive: Receive, *, bytes_max: int) -> bytes | None:
+    """Return the whole body of a request, None where it is larger than that."""
     body = bytearray()
     while True:
         message = await receive()
         if message["type"] != "http.request":
             return bytes(body)
         body += message.get("body", b"")
-        if len(body) > BODY_BYTES_MAX:
+        if len(body) > bytes_max:
             return None
         if not message.get("more_body", False):
             return bytes(body)

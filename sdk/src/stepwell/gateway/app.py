@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -21,6 +21,7 @@ from stepwell.llm.calls import call_of
 from stepwell.llm.reading import Reading
 from stepwell.llm.records import Answer, error_answer, failure
 from stepwell.llm.step import refused
+from stepwell.webhook import Receive, Scope, Send, read_body
 
 BODY_BYTES_MAX = 32 * 1024 * 1024
 DRAIN_SECONDS = 5.0
@@ -28,10 +29,6 @@ DRAIN_SECONDS = 5.0
 REPLAY_BYTES = 16 * 1024
 """In one chunk of a stream that is replayed."""
 HEALTH = "/healthz"
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
 
@@ -136,7 +133,7 @@ class Gateway:
             return error_answer(404, "not_found", f"no provider of this gateway is behind {path}")
         if "content-encoding" in headers:
             return error_answer(415, "invalid_request_error", "a body with a content encoding is not taken")
-        body = await _body(receive)
+        body = await read_body(receive, bytes_max=BODY_BYTES_MAX)
         if body is None:
             return error_answer(413, "request_too_large", f"the body is longer than {BODY_BYTES_MAX} bytes")
         if self._is_draining:
@@ -205,20 +202,6 @@ def _headers(scope: Scope) -> dict[str, str]:
         name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
         found[name] = f"{found[name]}, {value}" if name in found else value
     return found
-
-
-async def _body(receive: Receive) -> bytes | None:
-    """Return the whole body, None where it is too large."""
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            return bytes(body)
-        body += message.get("body", b"")
-        if len(body) > BODY_BYTES_MAX:
-            return None
-        if not message.get("more_body", False):
-            return bytes(body)
 
 
 # ---------------------------------------------------------------- answers
