@@ -40,6 +40,22 @@ OF_THE_GATEWAY = (
         tests=(_OF_IT + "test_a35_an_answer_that_cannot_be_recorded_is_not_handed_on",),
     ),
     Mutant(
+        name="a stream that the gateway's own end cuts off ends well",
+        promise="G1",
+        file="sdk/src/stepwell/llm/reading.py",
+        old='            self._broken = broken("the stream was cut off: the process ended")\n',
+        new="",
+        tests=(_OF_ITS_PARTS + "test_a_reading_that_is_cut_off_breaks_for_its_consumers_and_leaves_its_step_open",),
+    ),
+    Mutant(
+        name="an answer is handed on though another one is in the record",
+        promise="G1",
+        file=_CALLS,
+        old='if decision.decision == "replay":',
+        new="if False:",
+        tests=(_OF_IT + "test_a35_two_gateways_that_carry_out_one_call_hand_on_the_answer_that_is_recorded",),
+    ),
+    Mutant(
         name="what is no call is passed through without a look at the token",
         promise="D7",
         file=_APP,
@@ -85,7 +101,7 @@ OF_THE_GATEWAY = (
         file=_ORDINALS,
         old="str(lease.attempt), client_key",
         new="client_key",
-        tests=(_OF_ITS_PARTS + "test_calls_of_another_body_attempt_or_key_are_of_another_kind",),
+        tests=(_OF_ITS_PARTS + "test_calls_of_another_path_body_attempt_or_key_are_of_another_kind",),
     ),
     Mutant(
         name="an outcome may be lost that a call through the gateway follows",

@@ -143,6 +143,30 @@ async def test_a35_another_gateway_goes_on_counting_where_the_first_one_stopped(
     assert [(step.occurrence, step.status) for step in run.steps] == [(n, "succeeded") for n in range(3)]
 
 
+async def test_a35_two_gateways_that_carry_out_one_call_hand_on_the_answer_that_is_recorded() -> None:
+    second = COMPLETION.replace("Grüße".encode(), b"other")
+    async with (
+        place(Reply(pieces=(COMPLETION,), waits_before_piece=0), Reply(pieces=(second,))) as found,
+        gateway(found.kernel.url, found.provider.url) as other_url,
+        httpx.AsyncClient(trust_env=False, timeout=30) as http,
+    ):
+
+        async def handle() -> list[str]:
+            url, elsewhere = await execution().gateway_url(found.url), await execution().gateway_url(other_url)
+            body, key = {"model": "gpt-x"}, {"idempotency-key": "one call"}
+            slow = asyncio.ensure_future(http.post(f"{url}/chat/completions", json=body, headers=key))
+            await wait_until_async(lambda: found.provider.hits == 1, "the first gateway to have asked")
+            fast = await http.post(f"{elsewhere}/chat/completions", json=body, headers=key)
+            found.provider.go_on.set()
+            return [fast.text, (await slow).text]
+
+        run = await found.kernel.run(handle)
+
+    assert found.provider.hits == 2
+    assert run.output == [second.decode()] * 2
+    assert [step.result["body"] for step in run.steps] == [second.decode()]
+
+
 async def test_a35_what_an_outcome_before_it_says_is_durable_before_a_call_is_decided(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

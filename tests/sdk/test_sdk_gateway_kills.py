@@ -52,6 +52,13 @@ async def ask(client: AsyncOpenAI) -> str | None:
     return answer.choices[0].message.content
 
 
+async def recorded(kernel: LocalKernel, execution_id: str) -> None:
+    async def is_recorded() -> bool:
+        return [step.status for step in await kernel.client.list_steps(execution_id)] == ["succeeded"]
+
+    await wait_until_async(is_recorded, "the answer to be recorded")
+
+
 async def test_a37_killed_before_the_provider_has_answered(tmp_path: Path) -> None:
     async with place(tmp_path, Reply(pieces=(COMPLETION,), waits_before_piece=0)) as (kernel, provider, found):
 
@@ -121,11 +128,7 @@ async def test_a37_killed_after_the_answer_is_recorded_and_before_the_caller_has
             proxy.hold()
             running = await kernel.start(handle)
 
-            async def is_recorded() -> bool:
-                steps = await kernel.client.list_steps(running.execution_id)
-                return [step.status for step in steps] == ["succeeded"]
-
-            await wait_until_async(is_recorded, "the answer to be recorded")
+            await recorded(kernel, running.execution_id)
             await found.kill()
             await found.start()
             for connection in tuple(proxy.open):
@@ -170,11 +173,7 @@ async def test_a37_the_agents_next_attempt_replays_what_another_gateway_recorded
 
         running = await kernel.start(handle)
 
-        async def is_recorded() -> bool:
-            steps = await kernel.client.list_steps(running.execution_id)
-            return [step.status for step in steps] == ["succeeded"]
-
-        await wait_until_async(is_recorded, "the answer to be recorded")
+        await recorded(kernel, running.execution_id)
         await found.kill()
         await found.start()
         await running.interrupt()

@@ -80,7 +80,7 @@ def test_a_header_that_names_somebody_else_makes_it_none(name: str) -> None:
 
 
 def test_new_calls_are_counted_and_a_repeat_is_the_latest() -> None:
-    ordinals, kind = Ordinals(), Kind.of(CALLER, b"{}", "")
+    ordinals, kind = Ordinals(), Kind.of(CALLER, "POST /v1/a", b"{}", "")
 
     assert [ordinals.take(kind) for _ in range(3)] == [0, 1, 2]
     assert [ordinals.last(kind) for _ in range(2)] == [2, 2]
@@ -88,24 +88,25 @@ def test_new_calls_are_counted_and_a_repeat_is_the_latest() -> None:
 
 
 def test_a_repeat_of_what_nobody_remembers_is_the_first_and_counts() -> None:
-    ordinals, kind = Ordinals(), Kind.of(CALLER, b"{}", "")
+    ordinals, kind = Ordinals(), Kind.of(CALLER, "POST /v1/a", b"{}", "")
 
     assert ordinals.last(kind) == 0
     assert ordinals.take(kind) == 1
 
 
-def test_calls_of_another_body_attempt_or_key_are_of_another_kind() -> None:
+def test_calls_of_another_path_body_attempt_or_key_are_of_another_kind() -> None:
     later = Caller("agent-1", EXECUTION, Lease(LEASE.dispatch_id, 4), "token")
     kinds = {
-        Kind.of(CALLER, b"{}", ""),
-        Kind.of(CALLER, b"{ }", ""),
-        Kind.of(later, b"{}", ""),
-        Kind.of(CALLER, b"{}", "a key"),
+        Kind.of(CALLER, "POST /v1/a", b"{}", ""),
+        Kind.of(CALLER, "POST /v1/b", b"{}", ""),
+        Kind.of(CALLER, "POST /v1/a", b"{ }", ""),
+        Kind.of(later, "POST /v1/a", b"{}", ""),
+        Kind.of(CALLER, "POST /v1/a", b"{}", "a key"),
     }
 
-    assert len(kinds) == 4
+    assert len(kinds) == 5
     keys = [kind.key(0) for kind in kinds]
-    assert len(set(keys)) == 4
+    assert len(set(keys)) == 5
     assert all(len(key) <= 255 and key.isascii() and key.isprintable() for key in keys)
 
 
@@ -335,6 +336,24 @@ async def test_a_strict_stream_that_cannot_be_recorded_breaks_off() -> None:
     await task
 
     assert got == PIECES[:1]
+
+
+async def test_a_reading_that_is_cut_off_breaks_for_its_consumers_and_leaves_its_step_open() -> None:
+    attempt, got = Attempt(), list[bytes]()
+    is_closed = asyncio.Event()
+
+    async def closed() -> None:
+        is_closed.set()
+
+    reading = Reading(LlmStep(attempt, "s"), 200, "text/event-stream", is_strict=True)
+    task = reading.start(_chunks(), closed, Unreachable)
+    consuming = asyncio.ensure_future(_consumed(reading, got))
+    await loop_turns(50)
+    task.cancel()
+
+    with pytest.raises(Unreachable, match="cut off"):
+        await consuming
+    assert (got, is_closed.is_set(), attempt.records) == (PIECES[:1], True, [])
 
 
 async def test_two_consumers_of_a_stream_get_all_of_it() -> None:

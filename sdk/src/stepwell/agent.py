@@ -101,7 +101,7 @@ class Agent:
         known_host, _, known_port = (os.environ.get("REBUNO_AGENT_ADDR") or ADDRESS).rpartition(":")
         host = known_host.strip("[]") if host is None else host
         port = int(known_port) if port is None else port
-        uvicorn.run(self.app, host=host, port=port, lifespan="on", log_level="warning")
+        uvicorn.run(self.app, host=host, port=port, lifespan="on", log_level="warning", ws="none")
 
     # ------------------------------------------------------------ webhooks
 

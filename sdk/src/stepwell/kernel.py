@@ -195,8 +195,11 @@ class KernelClient:
 
     async def record(
         self, execution_id: str, outcome: Outcome, *, lease: Lease, give_up_seconds: float = GIVE_UP_SECONDS
-    ) -> None:
-        """Record an outcome by a request of its own. Raises Terminated where the execution has ended."""
+    ) -> StepDecision:
+        """Record an outcome by a request of its own. Raises Terminated where the execution has ended.
+
+        Return `recorded`, or `replay` with the outcome that was there before.
+        """
         verb = "complete" if outcome.member == "result" else "fail"
         answer = await self._change(
             execution_id,
@@ -206,9 +209,10 @@ class KernelClient:
             (),
             give_up_seconds,
         )
-        decision = read(answer.body, StepDecision).decision
-        if decision == "execution_terminal":
+        decision = read(answer.body, StepDecision)
+        if decision.decision == "execution_terminal":
             raise Terminated("the execution has ended")
+        return decision
 
     async def publish_delta(self, execution_id: str, step_id: str, *, lease: Lease, seq: int, data: str) -> None:
         """Show a piece of a running step to those who watch: tried once, up to 64 KiB."""

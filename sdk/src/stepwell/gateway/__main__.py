@@ -46,6 +46,8 @@ def serve(settings: Settings, *, host: str, port: int) -> None:
         host=host,
         port=port,
         lifespan="on",
+        # A wish to speak another protocol is no reason for a fault: the request is answered as it stands.
+        ws="none",
         log_level="warning",
         access_log=False,
         proxy_headers=False,

@@ -37,7 +37,7 @@ class _Request(msgspec.Struct, frozen=True):
     caller: Caller
     method: str
     path: str
-    """At the provider, with the query."""
+    """Without the token and the query."""
     forward: Forward
     headers: dict[str, str]
     body: bytes
@@ -103,7 +103,8 @@ class Gateway:
         if call is None:
             await self._pass_through(request, receive, send)
             return
-        kind = Kind.of(request.caller, request.body, request.headers.get("idempotency-key", ""))
+        client_key = request.headers.get("idempotency-key", "")
+        kind = Kind.of(request.caller, f"{request.method} {request.path}", request.body, client_key)
         try:
             answer = await self._calls.answer(
                 request.caller, kind, call, request.forward, is_repeated=_is_repeated(request.headers)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from itertools import chain
 from typing import Any, TypeVar
 
+from stepwell.errors import RebunoError
 from stepwell.exchange import Exchange
 from stepwell.gateway.callers import Caller, Delegated
 from stepwell.gateway.ordinals import Kind, Ordinals
@@ -16,7 +17,7 @@ from stepwell.llm.calls import LlmCall
 from stepwell.llm.reading import Reading
 from stepwell.llm.records import Answer, failure
 from stepwell.llm.scrubbing import Scrub
-from stepwell.llm.step import LlmStep, begin, refused
+from stepwell.llm.step import LlmStep, begin, refused, replayed
 from stepwell.types import StepDecision
 from stepwell.values import encode
 
@@ -32,6 +33,14 @@ _log = logging.getLogger(__name__)
 
 class Busy(Exception):
     """No other call can begin now."""
+
+
+class Overtaken(RebunoError):
+    """Another gateway has recorded an answer of the same call before."""
+
+    def __init__(self, recorded: StepDecision) -> None:
+        super().__init__("another answer of this call is in the record")
+        self.recorded = recorded
 
 
 class _Beside:
@@ -79,7 +88,11 @@ class DelegatedAttempt:
 
     async def _record(self, outcome: Outcome) -> None:
         caller = self._caller
-        await self._kernel.record(caller.execution_id, outcome, lease=caller.lease, give_up_seconds=GIVE_UP_SECONDS)
+        decision = await self._kernel.record(
+            caller.execution_id, outcome, lease=caller.lease, give_up_seconds=GIVE_UP_SECONDS
+        )
+        if decision.decision == "replay":
+            raise Overtaken(decision)
 
 
 class _UnderWay:
@@ -180,10 +193,10 @@ class Calls:
         except Unreachable as error:
             message = no_answer(error)
             lost = await step.fail(message)
-            return failure(message) if lost is None else refused(lost)
+            return failure(message) if lost is None else _instead(lost)
         if isinstance(response, Answer):
             lost = await step.record(response)
-            return response if lost is None else refused(lost)
+            return response if lost is None else _instead(lost)
         reading = Reading(step, response.status_code, content_type_of(response), is_strict=True)
         task = reading.start(response.aiter_bytes(), response.aclose, Unreachable)
         found.answer.set_result(reading)
@@ -193,6 +206,11 @@ class Calls:
     def _kernel(self, caller: Caller) -> KernelClient:
         exchange = self._exchange.acting(Delegated(self._api_key, caller))
         return KernelClient(agent_id=caller.agent_id, secret="", exchange=exchange)
+
+
+def _instead(lost: BaseException) -> Answer:
+    """Return what a caller gets in place of an answer that is not in the record."""
+    return replayed(lost.recorded) if isinstance(lost, Overtaken) else refused(lost)
 
 
 async def _with(task: "asyncio.Task[None]") -> None:

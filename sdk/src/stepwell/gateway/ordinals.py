@@ -14,15 +14,15 @@ KINDS_MAX = 100_000
 
 
 class Kind(str):
-    """Calls of one attempt with the same body: a digest."""
+    """Calls of one attempt for the same thing with the same body: a digest."""
 
     __slots__ = ()
 
     @classmethod
-    def of(cls, caller: Caller, body: bytes, client_key: str) -> "Kind":
-        """`client_key` is the caller's own Idempotency-Key, empty where it has none."""
+    def of(cls, caller: Caller, path: str, body: bytes, client_key: str) -> "Kind":
+        """`path` is what the caller asks for, `client_key` its own Idempotency-Key, empty where it has none."""
         lease = caller.lease
-        head = "\n".join((caller.execution_id, lease.dispatch_id, str(lease.attempt), client_key, "")).encode()
+        head = "\n".join((caller.execution_id, lease.dispatch_id, str(lease.attempt), path, client_key, "")).encode()
         return cls(hashlib.sha256(head + body).hexdigest())
 
     def key(self, ordinal: int) -> str:

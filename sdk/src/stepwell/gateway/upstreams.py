@@ -120,11 +120,8 @@ def session() -> aiohttp.ClientSession:
 
 def forwarded(headers: Mapping[str, str], upstream: Upstream) -> dict[str, str]:
     """Return the headers that a provider gets: the caller's, but for what is ours, the hop's, or replaced."""
-    found = {
-        name: value
-        for name, value in headers.items()
-        if name not in _OF_THE_HOP and not name.startswith(_OF_OURS) and name not in _named(headers)
-    }
+    left_out = _OF_THE_HOP | _named(headers)
+    found = {name: value for name, value in headers.items() if name not in left_out and not name.startswith(_OF_OURS)}
     found |= {name.lower(): value for name, value in upstream.headers.items()}
     found["accept-encoding"] = ENCODINGS
     if upstream.key:

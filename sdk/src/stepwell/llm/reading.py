@@ -6,7 +6,7 @@ from typing import Any
 
 from stepwell.llm.endings import Ending
 from stepwell.llm.records import Answer
-from stepwell.llm.step import LlmStep
+from stepwell.llm.step import Deltas, LlmStep
 
 STREAM_BYTES_MAX = 32 * 1024 * 1024
 UNWATCHED_SECONDS_MAX = 120.0
@@ -62,8 +62,23 @@ class Reading:
     async def _read(
         self, chunks: AsyncIterator[bytes], close: Callable[[], Coroutine[Any, Any, None]], broken: type[Exception]
     ) -> None:
-        ending, deltas = Ending(), self._step.watch()
-        trouble = "the stream was cut off: the process ended"
+        deltas = self._step.watch()
+        try:
+            trouble = await self._gathered(chunks, deltas)
+            await deltas.shown()
+            await self._end(trouble, broken)
+        except asyncio.CancelledError:
+            # The process ends. The step stays open, and nobody is to take what has come for the whole.
+            self._broken = broken("the stream was cut off: the process ended")
+            raise
+        finally:
+            self._is_over = True
+            self._more.set()
+            await close()
+
+    async def _gathered(self, chunks: AsyncIterator[bytes], deltas: Deltas) -> str:
+        """Read to the end; return what is wrong with it, the empty string where it is whole."""
+        ending = Ending()
         try:
             async with asyncio.timeout(UNWATCHED_SECONDS_MAX) as self._limit:
                 async for chunk in chunks:
@@ -71,23 +86,15 @@ class Reading:
                     ending.feed(chunk)
                     self._add(chunk, is_held=self._is_strict and ending.is_finished)
                     if self._size > STREAM_BYTES_MAX:
-                        trouble = f"the stream is longer than {STREAM_BYTES_MAX} bytes"
-                        break
-                else:
-                    trouble = ending.trouble()
+                        return f"the stream is longer than {STREAM_BYTES_MAX} bytes"
+            return ending.trouble()
         except TimeoutError:
-            trouble = f"nobody read the stream for {UNWATCHED_SECONDS_MAX:g} s, and it did not end"
+            return f"nobody read the stream for {UNWATCHED_SECONDS_MAX:g} s, and it did not end"
         except Exception as error:  # noqa: BLE001 - whatever breaks a provider's stream fails the step, and is handed on
-            trouble = f"the stream broke: {type(error).__name__}: {error}"
             self._broken = error
-        self._limit = None
-        try:
-            await deltas.shown()
-            await self._end(trouble, broken)
+            return f"the stream broke: {type(error).__name__}: {error}"
         finally:
-            self._is_over = True
-            self._more.set()
-            await close()
+            self._limit = None
 
     async def _end(self, trouble: str, broken: type[Exception]) -> None:
         if trouble:

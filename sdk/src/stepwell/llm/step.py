@@ -103,7 +103,7 @@ async def begin(context: Attempt, call: LlmCall, scrub: Scrub | None = None) -> 
     if decision.decision == "proceed":
         return LlmStep(context, decision.step_id, scrub)
     if decision.decision == "replay":
-        return _replayed(decision)
+        return replayed(decision)
     return word_refusal(decision.decision, decision.reason)
 
 
@@ -117,7 +117,8 @@ def refused(error: BaseException) -> Answer:
     return error_answer(502, "rebuno_unreachable", f"the kernel does not answer: {error}")
 
 
-def _replayed(decision: StepDecision) -> Answer:
+def replayed(decision: StepDecision) -> Answer:
+    """Return the answer that a step has in the record."""
     if decision.error is not None:
         return failure(words_of(decision.error))
     try:
