@@ -10,6 +10,7 @@ from openai import AsyncOpenAI
 from stepwell import execution, tool
 from stepwell.testing import LocalKernel
 from tests.support.gateway import gateway
+from tests.support.wait import wait_until_async
 from tests.support.wire_provider import NoReply, Reply, WireProvider, wire_provider
 
 KEY = "sk-a-key-that-nobody-may-see"
@@ -64,3 +65,12 @@ async def ask(client: AsyncOpenAI, content: str = "hello") -> dict[str, Any]:
 @tool
 async def note(answer: Any) -> None:
     """A step after the call, so that the handler is entered again with the call recorded."""
+
+
+async def recorded(kernel: LocalKernel, execution_id: str) -> None:
+    """Return when the one step of an execution has its outcome: until then it may linger with its agent."""
+
+    async def is_recorded() -> bool:
+        return [step.status for step in await kernel.client.list_steps(execution_id)] == ["succeeded"]
+
+    await wait_until_async(is_recorded, "the answer to be recorded")

@@ -11,6 +11,7 @@ from openai import AsyncOpenAI
 
 from stepwell import execution
 from stepwell.testing import LocalKernel
+from tests.sdk.gateway_place import recorded
 from tests.support.gateway import GatewayProcess, gateway_process
 from tests.support.slow_proxy import slow_proxy
 from tests.support.wait import wait_until_async
@@ -50,13 +51,6 @@ def stock_client(base_url: str) -> AsyncOpenAI:
 async def ask(client: AsyncOpenAI) -> str | None:
     answer = await client.chat.completions.create(model="gpt-x", messages=[{"role": "user", "content": "hello"}])
     return answer.choices[0].message.content
-
-
-async def recorded(kernel: LocalKernel, execution_id: str) -> None:
-    async def is_recorded() -> bool:
-        return [step.status for step in await kernel.client.list_steps(execution_id)] == ["succeeded"]
-
-    await wait_until_async(is_recorded, "the answer to be recorded")
 
 
 async def test_a37_killed_before_the_provider_has_answered(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from kernel import cli
 from stepwell.gateway import __main__ as command
 from stepwell.gateway.settings import settings_of
 from stepwell.testing import LocalKernel
+from tests.sdk.gateway_place import recorded
 from tests.support.gateway import gateway, gateway_process
 from tests.support.stack import ROOT
-from tests.support.wait import wait_until_async
-from tests.support.wire_provider import Reply, WireProvider, wire_provider
+from tests.support.wire_provider import Reply, wire_provider
 
 PAGE = (ROOT / "docs" / "gateway.md").read_text("utf-8")
 README = (ROOT / "README.md").read_text("utf-8")
@@ -123,7 +123,8 @@ async def test_the_agent_of_the_readme_resumes_after_a_kill_without_a_second_que
             return answer
 
         running = await kernel.start(handle, {"question": "why?"})
-        await _recorded(kernel, running.execution_id, provider)
+        await recorded(kernel, running.execution_id)
+        assert provider.hits == 1
         await found.kill()
         await found.start()
         await running.interrupt()
@@ -131,14 +132,6 @@ async def test_the_agent_of_the_readme_resumes_after_a_kill_without_a_second_que
 
     assert run.output == "because", run.failure_reason
     assert entered == ["why?", "why?"]
-    assert provider.hits == 1
-
-
-async def _recorded(kernel: LocalKernel, execution_id: str, provider: WireProvider) -> None:
-    async def is_recorded() -> bool:
-        return [step.status for step in await kernel.client.list_steps(execution_id)] == ["succeeded"]
-
-    await wait_until_async(is_recorded, "the answer to be recorded")
     assert provider.hits == 1
 
 

@@ -11,6 +11,7 @@ from openai import AsyncOpenAI, OpenAI
 from stepwell import execution, http_client, sync_http_client
 from stepwell.llm.scrubbing import SCRUBBED, scrubbed, scrubbing
 from stepwell.testing import LocalKernel, Run
+from tests.sdk.gateway_place import recorded
 from tests.support.event_streams import opened
 from tests.support.gateway import gateway
 from tests.support.wait import wait_until_async
@@ -72,6 +73,7 @@ async def test_it_is_asked_and_answered_whole_and_recorded_without(ask: Any) -> 
 
         running = await kernel.start(handle)
         await wait_until_async(lambda: len(lived) == 1, "the answer")
+        await recorded(kernel, running.execution_id)
         await running.interrupt()
         run = await running.wait()
         sent = provider.requests[0].decode()
