@@ -75,6 +75,7 @@ async def _exit_code(stack: Stack) -> int | None:
     return process.exit_code
 
 
+@pytest.mark.alone
 async def test_k120_after_sigterm_new_requests_are_refused_and_open_ones_answered(new_stack: NewStack) -> None:
     stack = new_stack(settings=SETTINGS)
     async with connected(stack.url, stack.api_key) as kernel:
@@ -101,6 +102,7 @@ async def test_k120_after_sigterm_new_requests_are_refused_and_open_ones_answere
         assert await _exit_code(stack) == 0
 
 
+@pytest.mark.alone
 async def test_k120_what_is_open_at_the_end_of_the_drain_is_told_what_is_known(new_stack: NewStack) -> None:
     stack = new_stack(settings=SETTINGS | {"STEPWELL_DRAIN_TIMEOUT": f"{DRAIN_SECONDS:g}s"})
     async with connected(stack.url, stack.api_key) as kernel:
@@ -121,6 +123,7 @@ async def test_k120_what_is_open_at_the_end_of_the_drain_is_told_what_is_known(n
         assert await _exit_code(stack) == 0
 
 
+@pytest.mark.alone
 async def test_k120_a_server_without_open_requests_stops_at_once(new_stack: NewStack) -> None:
     stack = new_stack(settings=SETTINGS)
     async with connected(stack.url, stack.api_key) as kernel:

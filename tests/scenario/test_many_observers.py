@@ -32,6 +32,8 @@ SECONDS_MAX = 60.0
 
 Value = TypeVar("Value")
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def alone() -> Iterator[Stack]:
