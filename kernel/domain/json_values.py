@@ -120,9 +120,9 @@ def _literal(text: str) -> msgspec.Raw:
 
 _DECODER: Final[msgspec.json.Decoder[Plain]] = msgspec.json.Decoder(float_hook=_literal)  # pyright: ignore[reportAssignmentType] - an untyped decoder gives exactly these types
 
-# `-0` where it can be a number. The literal comes first in the pattern, so that the search looks for it and not for
-# its surroundings; the tree has the int 0 for it.
-_NEGATIVE_ZERO = re.compile(rb"-0(?<![^\s\[,:]-0)(?![^\s\],}])")
+# `-0` where it can be a number; the tree has the int 0 for it. The pattern begins with one character alone and looks at
+# all else from there, which the search is several times faster for.
+_NEGATIVE_ZERO = re.compile(rb"-(?<![^\s\[,:]-)(?=0(?:[\s\],}]|\Z))")
 
 # An integer needs this many digits to be infinite as a binary64. Of every 150th byte such a run covers at least two
 # neighbours, so that looking at those clears most texts.
@@ -133,7 +133,7 @@ _DIGITS_ALIKE = bytes.maketrans(b"123456789", b"000000000")
 _LONG_RUN = b"0" * _LONG_DIGITS
 
 _ESCAPED = re.compile(rb'\\[\\"]')
-_STRUCTURE = b'[]{}"'
+_STRUCTURE = b"[]{}"
 _NO_STRUCTURE = bytes(byte for byte in range(256) if byte not in _STRUCTURE)
 # As signed bytes: +1 for an opening bracket, -1 for a closing one.
 _DEPTH_STEPS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
@@ -141,11 +141,11 @@ _DEPTH_STEPS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
 
 def read_fast(body: bytes) -> Plain:
     """Return the tree of a text, or raise for one that only the exact reader may accept or blame."""
-    if b"-0" in body and _NEGATIVE_ZERO.search(body):
+    if b"-" in body and _NEGATIVE_ZERO.search(body):
         raise _NeedsCare
     if len(body) >= _LONG_DIGITS and _has_long_integer(body):
         raise _NeedsCare
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_too_deep(body):
+    if len(body) > MAX_DEPTH and _has_many_containers(body) and _is_too_deep(body):
         raise _NeedsCare
     return _DECODER.decode(body)
 
@@ -157,14 +157,28 @@ def _has_long_integer(body: bytes) -> bool:
     return _LONG_RUN in body.translate(_DIGITS_ALIKE)
 
 
+def _has_many_containers(body: bytes) -> bool:
+    """Whether a text has more opening brackets than may be open at once. Counting them all would take longer."""
+    count = 0
+    for bracket in (b"[", b"{"):
+        at = body.find(bracket)
+        while at >= 0:
+            count += 1
+            if count > MAX_DEPTH:
+                return True
+            at = body.find(bracket, at + 1)
+    return False
+
+
 def _is_too_deep(body: bytes) -> bool:
     """Whether a text has more containers open at once than allowed; for text that is no JSON the answer is free.
 
     It is known before the decoder recurses, so that no text can reach the end of a thread's native stack.
     """
-    structure = _ESCAPED.sub(b"", body).translate(_DEPTH_STEPS, _NO_STRUCTURE)
-    outside_strings = b"".join(structure.split(b'"')[::2])
-    return any(map(MAX_DEPTH.__lt__, accumulate(memoryview(outside_strings).cast("b"))))
+    unescaped = _ESCAPED.sub(b"", body) if b"\\" in body else body
+    outside_strings = b"".join(unescaped.split(b'"')[::2])
+    steps = outside_strings.translate(_DEPTH_STEPS, _NO_STRUCTURE)
+    return any(map(MAX_DEPTH.__lt__, accumulate(memoryview(steps).cast("b"))))
 
 
 # --- The exact reader
