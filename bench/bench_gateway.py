@@ -1,4 +1,4 @@
-"""What the gateway adds to an LLM call, beside nginx in front of the same model, in one run.
+"""What the gateway adds to an LLM call, beside nginx in front of the same model; and what a conversation takes.
 
 Run it with `python -m bench.bench_gateway`. It needs nginx (`apt-get install nginx-light`), and exits 1 where a ratio
 is below its bar, or could not be measured.
@@ -20,6 +20,7 @@ from bench.gateway import ways
 from bench.processes import Processes
 from bench.ratios import HEAD, Bar, MeasureFailed, Row, in_turn, say
 from bench.requests import Held, submit
+from bench.transcript import stored_row
 from kernel.domain.canonical import args_hash
 from kernel.domain.json_values import read_object
 
@@ -37,7 +38,7 @@ HASH = "reading and hashing a request of 1 MiB / json.loads of it"
 
 async def measure() -> list[Row]:
     async with Processes() as processes, serving(processes) as agents:
-        held, other = await created(processes, agents, 2)
+        held, other, talking = await created(processes, agents, 3)
         connection = (await connect(processes.door_port, 1))[0]
         async with ways(processes, held) as found:
             say(f"started; {machine.load()}")
@@ -60,6 +61,7 @@ async def measure() -> list[Row]:
                 unit="us",
                 rounds=ROUNDS,
             )
+        stored = await stored_row(processes, connection, talking)
         connection.close()
     direct, nginx, gateway, submission = first.values()
     ours, theirs = piece.values()
@@ -69,6 +71,7 @@ async def measure() -> list[Row]:
         Row(FIRST, added, allowed, "ms", Bar(1.5, 1.2, is_limit=True)),
         Row(PIECE, ours, [PIECE_MICROSECONDS] * len(ours), "us", Bar(1, 0.5, is_limit=True)),
         Row(PIECE_OF_NGINX, ours, [max(each, 1.0) for each in theirs], "us"),
+        stored,
     ]
 
 

@@ -30,7 +30,7 @@ class Echo:
 
     def __init__(self) -> None:
         settings = Settings()
-        self._bodies = Bodies(settings.body_bytes_max)
+        self._bodies = Bodies(settings.body_bytes_max, held_bytes_max=settings.bodies_held_bytes_max)
         self._window_seconds = settings.signature_window_seconds
 
     async def __call__(

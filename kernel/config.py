@@ -309,7 +309,6 @@ _OPTIONS = (
     # An entry expires a second before its request does, so a budget has to leave some time in front of that.
     _duration_option("STEPWELL_REQUEST_BUDGET", "budget_seconds", 2, 30),
     _duration_option("STEPWELL_DRAIN_TIMEOUT", "drain_seconds", 0, 30),
-    # The contract's 32 MiB come with bodies that are stored apart from the log.
     _whole_option("STEPWELL_MAX_BODY_BYTES", "body_bytes_max", 1024, _DEFAULTS.body_bytes_max),
     _duration_option("STEPWELL_APPROVAL_TIMEOUT", "approval_timeout_seconds", 1, 365 * _DAY_SECONDS),
     # Read, so that a mistake shows, and without effect until what they set is built.

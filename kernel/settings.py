@@ -38,7 +38,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     budget_seconds: float = 25.0
     drain_seconds: float = 25.0
-    body_bytes_max: int = 4 * 1024 * 1024
+    body_bytes_max: int = 32 * 1024 * 1024
+    bodies_held_bytes_max: int = 512 * 1024 * 1024
     entry_bytes_max: int = 6 * 1024 * 1024
     answer_poll_seconds: float = 0.2
     republish_seconds: float = 2.0

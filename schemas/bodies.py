@@ -19,6 +19,18 @@ class Body(msgspec.Struct, frozen=True, array_like=True, gc=False):
     size_bytes: int
 
 
+class Spilled(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One JSON value whose text stands outside of its entry: pieces in the shard's stream of bodies, then a rest.
+
+    `pieces` are sequences of that stream, `rest` is what follows the last of them, and `sha256` that of the whole text.
+    """
+
+    size_bytes: int
+    sha256: bytes
+    pieces: tuple[int, ...]
+    rest: str
+
+
 class Usage(msgspec.Struct, frozen=True, gc=False):
     """Token counts of one LLM call or of a whole execution; unknown counts are 0."""
 
@@ -38,8 +50,13 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-def body_of(json: bytes, *, seq: int, place: str) -> Body:
-    """Return the Body of a value that stands at `place` of the entry `seq`, inline when it is small."""
+def body_of(json: bytes, *, seq: int, place: str, spilled: Spilled | None = None) -> Body:
+    """Return the Body of a value that stands at `place` of the entry `seq`, inline when it is small.
+
+    `spilled` is where its text is instead, if it is not there.
+    """
+    if spilled is not None:
+        return Body(json=b"", seq=seq, place=place, size_bytes=spilled.size_bytes)
     if len(json) <= INLINE_BYTES_MAX:
         return Body(json=json, seq=seq, place=place, size_bytes=len(json))
     return Body(json=b"", seq=seq, place=place, size_bytes=len(json))

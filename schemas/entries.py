@@ -9,11 +9,13 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from schemas.bodies import Usage
+from schemas.bodies import Spilled, Usage
 
 SCHEMA_VERSION = 1
+SPILLED_SCHEMA = 2
+"""Of entries with bodies that stand elsewhere: an earlier build would read each of them as null."""
 RULES_VERSION = 1
-KNOWN_SCHEMAS = frozenset({1})
+KNOWN_SCHEMAS = frozenset({SCHEMA_VERSION, SPILLED_SCHEMA})
 KNOWN_RULES = frozenset({1})
 
 StepKind = Literal["tool_call", "llm_call", "local"]
@@ -106,6 +108,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_de
     expires: int | None = None
     schema: int = SCHEMA_VERSION
     rules: int = RULES_VERSION
+    spilled: dict[str, Spilled] | UnsetType = UNSET
+    """By place, the bodies whose text is not here; `null` stands for each. An entry with one is of `SPILLED_SCHEMA`."""
 
 
 class ExecutionCreated(Entry, frozen=True, kw_only=True, tag="execution_created"):

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from kernel.domain.canonical import Plain, args_hash
 from kernel.domain.errors import KernelError, NotFound, OutcomeUnknown, ViewUnavailable
 from kernel.domain.identity import shard_of
+from kernel.domain.json_values import Document
 from kernel.domain.policy import LOCAL
 from kernel.door import bodies
 from kernel.door.appending import Appending, decided
@@ -15,7 +16,7 @@ from kernel.door.auth import Auth
 from kernel.door.exchange import NO_CONTENT, NO_CONTENT_REPLAYED, Request, Response
 from kernel.door.fetching import NO_TEXTS, Shelf, Texts
 from kernel.door.freshness import POLL_SECONDS_MAX
-from kernel.door.large_bodies import read_document
+from kernel.door.large_bodies import read_document, read_into
 from kernel.door.policing import Policing
 from kernel.door.quotas import Quotas
 from kernel.door.rendering import decision_response, outcome_response
@@ -62,22 +63,26 @@ class AgentCalls:
     async def submit_step(self, request: Request) -> Response:
         execution_id = bodies.execution_id_of(request)
         lease = bodies.lease_of(request)
-        document = await read_document(request, lenient=bodies.SETTLE_LENIENT)
-        fields = document.fields
-        args = fields.get("args")
-        entry = StepSubmitted(
-            **self._appending.stamp(request, execution_id),
-            lease=lease,
-            kind=bodies.choice(fields, "kind", bodies.KINDS),
-            target=bodies.target_of(fields),
-            args=Raw(NULL if args is None else args.raw),
-            args_hash=_NULL_HASH if args is None else args_hash(args.canonical),
-            idempotency=bodies.optional_choice(fields, "idempotency", bodies.IDEMPOTENCIES),
-            verdict=LOCAL,
-            settle=bodies.settle_of(fields),
-            key=bodies.request_key(request, document, f"/v0/executions/{execution_id}/steps"),
-        )
-        answer = await self._decide(request, entry, None if args is None else args.plain)
+
+        def build(document: Document) -> tuple[StepSubmitted, Plain]:
+            fields = document.fields
+            args = fields.get("args")
+            entry = StepSubmitted(
+                **self._appending.stamp(request, execution_id),
+                lease=lease,
+                kind=bodies.choice(fields, "kind", bodies.KINDS),
+                target=bodies.target_of(fields),
+                args=Raw(NULL if args is None else args.raw),
+                args_hash=_NULL_HASH if args is None else args_hash(args.canonical),
+                idempotency=bodies.optional_choice(fields, "idempotency", bodies.IDEMPOTENCIES),
+                verdict=LOCAL,
+                settle=bodies.settle_of(fields),
+                key=bodies.request_key(request, document, f"/v0/executions/{execution_id}/steps"),
+            )
+            return entry, None if args is None else args.plain
+
+        entry, args = await read_into(request, build, lenient=bodies.SETTLE_LENIENT)
+        answer = await self._decide(request, entry, args)
         return decision_response(answer, await self._texts(request, execution_id, answer))
 
     async def _decide(self, request: Request, entry: StepSubmitted, args: Plain) -> Decided:
@@ -88,9 +93,7 @@ class AgentCalls:
         verdict, token = await self._policing.judge(owner, entry, args, deadline=request.deadline)
         entry = replace(entry, tenant=owner.tenant, verdict=verdict)
         try:
-            answer = await self._appending.append(
-                request, entry, self._appending.encoded(entry), shard=shard, expected=Decided
-            )
+            answer = await self._appending.append(request, entry, shard=shard, expected=Decided)
         except KernelError as error:
             if not isinstance(error, OutcomeUnknown):
                 await self._policing.settle(token, None)
@@ -111,31 +114,35 @@ class AgentCalls:
         execution_id = bodies.execution_id_of(request)
         step_id = bodies.step_id_of(request)
         lease = bodies.lease_of(request)
-        document = await read_document(request, is_optional=True)
-        entry = StepCompleted(
-            **self._appending.stamp(request, execution_id),
-            lease=lease,
-            step_id=step_id,
-            result=bodies.raw_or_null(document.fields, "result"),
-            usage=bodies.usage_of(document.fields),
-            read_usage=bodies.read_usage_of(document.fields),
-            key=bodies.request_key(request, document, f"/v0/executions/{execution_id}/steps/{step_id}/complete"),
-        )
-        return await self._record_outcome(request, entry)
+
+        def build(document: Document) -> StepCompleted:
+            return StepCompleted(
+                **self._appending.stamp(request, execution_id),
+                lease=lease,
+                step_id=step_id,
+                result=bodies.raw_or_null(document.fields, "result"),
+                usage=bodies.usage_of(document.fields),
+                read_usage=bodies.read_usage_of(document.fields),
+                key=bodies.request_key(request, document, f"/v0/executions/{execution_id}/steps/{step_id}/complete"),
+            )
+
+        return await self._record_outcome(request, await read_into(request, build, is_optional=True))
 
     async def fail_step(self, request: Request) -> Response:
         execution_id = bodies.execution_id_of(request)
         step_id = bodies.step_id_of(request)
         lease = bodies.lease_of(request)
-        document = await read_document(request, lenient=bodies.ERROR_LENIENT)
-        entry = StepFailed(
-            **self._appending.stamp(request, execution_id),
-            lease=lease,
-            step_id=step_id,
-            error=bodies.error_of_step(document.fields),
-            key=bodies.request_key(request, document, f"/v0/executions/{execution_id}/steps/{step_id}/fail"),
-        )
-        return await self._record_outcome(request, entry)
+
+        def build(document: Document) -> StepFailed:
+            return StepFailed(
+                **self._appending.stamp(request, execution_id),
+                lease=lease,
+                step_id=step_id,
+                error=bodies.error_of_step(document.fields),
+                key=bodies.request_key(request, document, f"/v0/executions/{execution_id}/steps/{step_id}/fail"),
+            )
+
+        return await self._record_outcome(request, await read_into(request, build, lenient=bodies.ERROR_LENIENT))
 
     async def _record_outcome(self, request: Request, entry: StepCompleted | StepFailed) -> Response:
         if entry.step_id == bodies.NO_STEP_ID:
@@ -175,31 +182,36 @@ class AgentCalls:
     async def complete_execution(self, request: Request) -> Response:
         execution_id = bodies.execution_id_of(request)
         lease = bodies.lease_of(request)
-        document = await read_document(request, lenient=bodies.SETTLE_LENIENT, is_optional=True)
-        fields = document.fields
-        state = fields.get("state")
-        entry = ExecutionCompleted(
-            **self._appending.stamp(request, execution_id),
-            lease=lease,
-            output=bodies.raw_or_null(fields, "output"),
-            state=UNSET if state is None or state.plain is None else Raw(state.raw),
-            settle=bodies.settle_of(fields),
-            key=bodies.request_key(request, document, f"/v0/executions/{execution_id}/complete"),
-        )
+
+        def build(document: Document) -> ExecutionCompleted:
+            fields = document.fields
+            state = fields.get("state")
+            return ExecutionCompleted(
+                **self._appending.stamp(request, execution_id),
+                lease=lease,
+                output=bodies.raw_or_null(fields, "output"),
+                state=UNSET if state is None or state.plain is None else Raw(state.raw),
+                settle=bodies.settle_of(fields),
+                key=bodies.request_key(request, document, f"/v0/executions/{execution_id}/complete"),
+            )
+
+        entry = await read_into(request, build, lenient=bodies.SETTLE_LENIENT, is_optional=True)
         return await self._end(request, entry)
 
     async def fail_execution(self, request: Request) -> Response:
         execution_id = bodies.execution_id_of(request)
         lease = bodies.lease_of(request)
-        document = await read_document(request, lenient=bodies.ENDING_LENIENT)
-        entry = ExecutionFailed(
-            **self._appending.stamp(request, execution_id),
-            lease=lease,
-            error=bodies.text(document.fields, "error"),
-            settle=bodies.settle_of(document.fields),
-            key=bodies.request_key(request, document, f"/v0/executions/{execution_id}/fail"),
-        )
-        return await self._end(request, entry)
+
+        def build(document: Document) -> ExecutionFailed:
+            return ExecutionFailed(
+                **self._appending.stamp(request, execution_id),
+                lease=lease,
+                error=bodies.text(document.fields, "error"),
+                settle=bodies.settle_of(document.fields),
+                key=bodies.request_key(request, document, f"/v0/executions/{execution_id}/fail"),
+            )
+
+        return await self._end(request, await read_into(request, build, lenient=bodies.ENDING_LENIENT))
 
     async def _end(self, request: Request, entry: ExecutionCompleted | ExecutionFailed) -> Response:
         answer = await self._appending.to_owned(request, entry, Done)

@@ -37,6 +37,7 @@ from kernel.door.reading import Bodies, ClientGone, Receive, header_map
 from kernel.door.records import Records
 from kernel.door.refusals import INTERNAL, refusal_response
 from kernel.door.routes import ROUTES, Route, Router
+from kernel.door.spilling import Spilling
 from kernel.door.steps import Steps
 from kernel.door.streams import Streams
 from kernel.door.tenants import TenantAdmin
@@ -64,7 +65,7 @@ class Door:
     ) -> None:
         self._wakes = wakes
         self._name = name
-        self._bodies = Bodies(settings.body_bytes_max)
+        self._bodies = Bodies(settings.body_bytes_max, held_bytes_max=settings.bodies_held_bytes_max)
         self._budget_seconds = settings.budget_seconds
         self._drain_seconds = settings.drain_seconds
         self._open_max = settings.requests_open_max
@@ -79,7 +80,14 @@ class Door:
         )
         self._pipeline = Pipeline(settings=settings, log=log, view=view, freshness=freshness, gate=gate)
         quotas = Quotas(settings=settings, control=control, view=view)
-        appending = Appending(settings=settings, auth=self._auth, quotas=quotas, pipeline=self._pipeline, name=name)
+        appending = Appending(
+            settings=settings,
+            auth=self._auth,
+            quotas=quotas,
+            pipeline=self._pipeline,
+            spilling=Spilling(log),
+            name=name,
+        )
         records = Records(shards=settings.shards, view=view, auth=self._auth, freshness=freshness)
         shelf = Shelf(log)
         self._changes = Changes(settings.shards)
@@ -235,6 +243,7 @@ class Door:
             self._metrics.count(operation, response.status, time.perf_counter() - started_at)
         finally:
             self._open.discard(task)
+            self._bodies.leave(task)
 
     async def _answer(
         self, task: asyncio.Task[None], route: Route, names: tuple[bytes, ...], scope: Scope, receive: Receive

@@ -14,6 +14,7 @@ from kernel.door.exchange import Request, tenant_of
 from kernel.door.pipeline import Pipeline
 from kernel.door.quotas import Quotas
 from kernel.door.refusals import error_of
+from kernel.door.spilling import Spilling, may_spill
 from kernel.ports import Outgoing
 from kernel.settings import Settings
 from schemas.answers import AnyAnswer, Created, Decided, DecidedBefore, Done, Recorded, Refusal
@@ -67,8 +68,11 @@ def decided() -> Generator[None]:
 class Appending:
     """Appends the entries of requests."""
 
-    def __init__(self, *, settings: Settings, auth: Auth, quotas: Quotas, pipeline: Pipeline, name: str) -> None:
+    def __init__(
+        self, *, settings: Settings, auth: Auth, quotas: Quotas, pipeline: Pipeline, spilling: Spilling, name: str
+    ) -> None:
         self._shards = settings.shards
+        self._spilling = spilling
         self._auth = auth
         self._quotas = quotas
         self._pipeline = pipeline
@@ -90,14 +94,12 @@ class Appending:
     async def to_owned(self, request: Request, entry: OwnedEntry, expected: type[Answer]) -> Answer:
         """Append an entry to the caller's own execution and return what the fold answers, or raise its refusal."""
         shard = shard_of(entry.execution_id, self._shards)
-        payload = self.encoded(entry)
         await self._quotas.admit(request)
         owner = await self._auth.owner(request, entry.execution_id, shard)
         if owner.tenant != entry.tenant:
             # The signature verified in several tenants, and another one than the first owns the execution.
             entry = msgspec.structs.replace(entry, tenant=owner.tenant)
-            payload = self.encoded(entry)
-        return await self.append(request, entry, payload, shard=shard, expected=expected)
+        return await self.append(request, entry, shard=shard, expected=expected)
 
     def encoded(self, entry: AnyEntry) -> bytes:
         """Return the entry's bytes. Raises TooLarge where the log does not take them."""
@@ -106,19 +108,19 @@ class Appending:
             raise TooLarge(self._entry_bytes_max)
         return payload
 
-    async def append(
-        self, request: Request, entry: AnyEntry, payload: bytes, *, shard: int, expected: type[Answer]
-    ) -> Answer:
-        """Append the bytes of an entry whose right to be there is settled."""
+    async def append(self, request: Request, entry: AnyEntry, *, shard: int, expected: type[Answer]) -> Answer:
+        """Append an entry whose right to be there is settled, its large bodies before it."""
+        give_up_at = request.deadline - self._give_up_seconds
+        if may_spill(len(request.body)):
+            entry = await self._spilling.spilled(entry, shard=shard, deadline=give_up_at)
         outgoing = Outgoing(
             shard=shard,
             tenant=entry.tenant,
             execution_id=entry.execution_id,
             entry_id=entry.id,
-            payload=payload,
+            payload=self.encoded(entry),
             reply_to=self._name,
         )
-        give_up_at = request.deadline - self._give_up_seconds
         answer: AnyAnswer = await self._pipeline.decide(outgoing, give_up_at=give_up_at, deadline=request.deadline)
         if isinstance(answer, expected):
             return answer

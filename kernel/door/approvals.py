@@ -125,10 +125,9 @@ class Approvals:
         await self._quotas.admit(request)
         execution_id = (await self._found(request, approval_id)).execution_id
         entry = replace(entry, execution_id=execution_id)
-        payload = self._appending.encoded(entry)
         shard = shard_of(execution_id, self._shards)
         try:
-            answer = await self._appending.append(request, entry, payload, shard=shard, expected=Done)
+            answer = await self._appending.append(request, entry, shard=shard, expected=Done)
         except NotFound as error:
             # The execution is gone since, and its approval with it.
             raise NotFound("approval") from error

@@ -7,6 +7,7 @@ from msgspec import UNSET, Raw
 from kernel.control.control import Control
 from kernel.domain.errors import Invalid, InvariantBroken, NotFound
 from kernel.domain.identity import shard_of, shard_of_create_key
+from kernel.domain.json_values import Document
 from kernel.door import bodies, paging
 from kernel.door.appending import Appending, decided
 from kernel.door.concurrent import together
@@ -14,7 +15,7 @@ from kernel.door.drawing import new_id_in
 from kernel.door.exchange import NO_CONTENT, Principal, Request, Response
 from kernel.door.fetching import Shelf
 from kernel.door.freshness import Freshness
-from kernel.door.large_bodies import read_document
+from kernel.door.large_bodies import read_document, read_into
 from kernel.door.quotas import Quotas
 from kernel.door.reading import query_map
 from kernel.door.records import Records
@@ -67,7 +68,18 @@ class Executions:
 
     async def create_execution(self, request: Request) -> Response:
         principal = principal_of(request)
-        document = await read_document(request)
+        entry = await read_into(request, partial(self._created, request, principal))
+        await self._quotas.admit_create(request)
+        if self._control.agent(principal.tenant, entry.agent_id) is None:
+            raise NotFound("agent")
+        shard = shard_of(entry.execution_id, self._shards)
+        answer = await self._appending.append(request, entry, shard=shard, expected=Created)
+        with decided():
+            header, _ = await self._records.read(request, answer.execution_id)
+            body = await self._json(header, request)
+        return Response(status=201, body=body, headers=replayed_headers(answer.is_replayed))
+
+    def _created(self, request: Request, principal: Principal, document: Document) -> ExecutionCreated:
         fields = document.fields
         agent_id = bodies.text(fields, "agent_id")
         bodies.refuse_postponed(fields)
@@ -75,7 +87,7 @@ class Executions:
         execution_id = self._new_id(principal.tenant, key)
         stamp = self._appending.stamp(request, execution_id)
         life_ends_at = stamp["at"] + self._life_micros
-        entry = ExecutionCreated(
+        return ExecutionCreated(
             **stamp,
             agent_id=agent_id,
             created_by=principal.name,
@@ -89,16 +101,6 @@ class Executions:
             idempotency_key=echoed,
             key=None if key is None else bodies.create_request_key(key, document, _PATH),
         )
-        payload = self._appending.encoded(entry)
-        await self._quotas.admit_create(request)
-        if self._control.agent(principal.tenant, agent_id) is None:
-            raise NotFound("agent")
-        shard = shard_of(execution_id, self._shards)
-        answer = await self._appending.append(request, entry, payload, shard=shard, expected=Created)
-        with decided():
-            header, _ = await self._records.read(request, answer.execution_id)
-            body = await self._json(header, request)
-        return Response(status=201, body=body, headers=replayed_headers(answer.is_replayed))
 
     def _new_id(self, tenant: str, key: str | None) -> str:
         """Return a fresh id; a keyed create's lies in the shard that sees every use of its key."""

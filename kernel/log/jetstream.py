@@ -15,9 +15,19 @@ from kernel.log.driver import Delivery
 from kernel.log.follower import JetStreamFollower
 from kernel.log.limits import LogLimits
 from kernel.log.messages import direct_message, read_direct, read_last
-from kernel.log.naming import MARKS_STREAM, entry_headers, entry_subject, mark_subject, message_bytes, stream_name
+from kernel.log.naming import (
+    MARKS_STREAM,
+    as_message,
+    bodies_stream,
+    entry_headers,
+    entry_subject,
+    mark_subject,
+    message_bytes,
+    piece_subject,
+    stream_name,
+)
 from kernel.log.streams import ensure_streams
-from kernel.ports import Acknowledged, LogMessage, LogState, Outgoing, Rejected
+from kernel.ports import Acknowledged, LogMessage, LogState, Outgoing, Piece, Rejected
 
 
 class JetStreamLog(JetStreamControlLog):
@@ -103,6 +113,23 @@ class JetStreamLog(JetStreamControlLog):
             self.connection.ask(subject, payload, partial(_hear_acknowledgement, said))
 
         await append_through(self.connection, send, timeout_seconds=timeout_seconds, limits=self.connection.limits)
+
+    async def put_piece(self, piece: Piece, *, timeout_seconds: float) -> Acknowledged:
+        message = as_message(piece)
+        subject = piece_subject(self._checked(piece.shard), piece.tenant, piece.execution_id)
+        headers = entry_headers(message)
+        size = message_bytes(headers, piece.payload)
+
+        def send(said: Callable[[Acknowledged | Rejected], None]) -> None:
+            heard = partial(_hear_acknowledgement, said)
+            self.connection.ask(subject, piece.payload, heard, headers=headers, size=size)
+
+        limits = self.connection.limits
+        return await append_through(self.connection, send, timeout_seconds=timeout_seconds, limits=limits)
+
+    async def piece(self, shard: int, seq: int) -> LogMessage | None:
+        delivery = await read_direct(self.connection, bodies_stream(self._checked(shard)), seq)
+        return None if delivery is None else direct_message(shard, seq, delivery)
 
     @asynccontextmanager
     async def follow(self, shard: int, *, after_seq: int) -> AsyncGenerator[JetStreamFollower]:

@@ -19,13 +19,15 @@ from kernel.log.naming import (
     ENTRY_ID_HEADER,
     EXECUTION_HEADER,
     REPLY_HEADER,
+    as_message,
     entry_headers,
     entry_subject,
     message_bytes,
+    piece_subject,
     tenant_of,
 )
 from kernel.log.silence import CONTROL, Silences, Watched
-from kernel.ports import Acknowledged, ControlMessage, LogMessage, LogState, Outgoing, Rejected
+from kernel.ports import Acknowledged, ControlMessage, LogMessage, LogState, Outgoing, Piece, Rejected
 
 __all__ = ["DUPLICATE_WINDOW_MICROSECONDS", "MemoryLog", "MemoryWakes"]
 
@@ -35,6 +37,23 @@ _MESSAGE_BYTES_MAX = 8 * 1024 * 1024
 def system_clock() -> int:
     """The system's clock in unix microseconds."""
     return time.time_ns() // 1000
+
+
+def _message(outgoing: Outgoing, subject: str) -> tuple[LogMessage, int]:
+    """Return a message as it will lie in its stream, but for its place, and its size."""
+    headers = entry_headers(outgoing)
+    message = LogMessage(
+        shard=outgoing.shard,
+        seq=0,
+        stored_at=0,
+        tenant=tenant_of(subject),
+        entry_id=headers[ENTRY_ID_HEADER],
+        execution_id=headers[EXECUTION_HEADER],
+        checksum=headers[CHECKSUM_HEADER],
+        reply_to=headers.get(REPLY_HEADER, ""),
+        payload=outgoing.payload,
+    )
+    return message, message_bytes(headers, outgoing.payload)
 
 
 class MemoryLog:
@@ -65,6 +84,7 @@ class MemoryLog:
             clock=time.monotonic,
         )
         self._streams = {shard: MemoryStream(clock, number=0) for shard in (CONTROL, *range(shards))}
+        self._bodies = {shard: MemoryStream(clock, number=0) for shard in range(shards)}
         self._hinted = asyncio.Event()
 
     # ------------------------------------------------------------ knobs
@@ -132,22 +152,9 @@ class MemoryLog:
         self._silences.note_stored(shard, sent_at=sent_at)
 
     def send(self, outgoing: Outgoing, acknowledged: Callable[[Acknowledged | Rejected], None]) -> None:
-        stream = self._stream(outgoing.shard)
         subject = entry_subject(outgoing.shard, outgoing.tenant, outgoing.execution_id)
-        headers = entry_headers(outgoing)
-        message = LogMessage(
-            shard=outgoing.shard,
-            seq=0,
-            stored_at=0,
-            tenant=tenant_of(subject),
-            entry_id=headers[ENTRY_ID_HEADER],
-            execution_id=headers[EXECUTION_HEADER],
-            checksum=headers[CHECKSUM_HEADER],
-            reply_to=headers.get(REPLY_HEADER, ""),
-            payload=outgoing.payload,
-        )
-        size = message_bytes(headers, outgoing.payload)
-        self._store(stream, message, size, self._silences.watch(outgoing.shard, acknowledged))
+        message, size = _message(outgoing, subject)
+        self._store(self._stream(outgoing.shard), message, size, self._silences.watch(outgoing.shard, acknowledged))
 
     async def append(self, outgoing: Outgoing, *, timeout_seconds: float) -> Acknowledged:
         return await append_through(
@@ -182,6 +189,27 @@ class MemoryLog:
             except TimeoutError as error:
                 raise LogUnavailable("not connected to the log") from error
         self.marks[shard] = payload
+
+    def send_piece(self, piece: Piece, acknowledged: Callable[[Said], None]) -> None:
+        """Put a piece once, as `send` does an entry."""
+        self._stream(piece.shard)
+        subject = piece_subject(piece.shard, piece.tenant, piece.execution_id)
+        message, size = _message(as_message(piece), subject)
+        self._store(self._bodies[piece.shard], message, size, acknowledged)
+
+    async def put_piece(self, piece: Piece, *, timeout_seconds: float) -> Acknowledged:
+        return await append_through(
+            self, partial(self.send_piece, piece), timeout_seconds=timeout_seconds, limits=self._limits
+        )
+
+    async def piece(self, shard: int, seq: int) -> LogMessage | None:
+        self._refuse_unconnected()
+        self._stream(shard)
+        return self._bodies[shard].get(seq)
+
+    def bodies(self, shard: int) -> MemoryStream:
+        """The stream of bodies beside a shard, for what may happen to it."""
+        return self._bodies[shard]
 
     @asynccontextmanager
     async def follow(self, shard: int, *, after_seq: int) -> AsyncGenerator[MemoryFollower]:
@@ -239,14 +267,17 @@ class MemoryLog:
             if message is not None:
                 yield ControlMessage(seq=seq, payload=message.payload)
 
-    def _store(self, stream: MemoryStream, message: LogMessage, size: int, watched: Watched) -> None:
+    def _store(
+        self, stream: MemoryStream, message: LogMessage, size: int, heard: Watched | Callable[[Said], None]
+    ) -> None:
         self._refuse_unconnected()
         if size > _MESSAGE_BYTES_MAX - self._limits.message_reserve_bytes:
             raise EntryTooLarge("the message is larger than the log takes")
         said = None if self.fail_writes else self._spoken(stream, message)
-        self._silences.sent(watched)
+        if isinstance(heard, Watched):
+            self._silences.sent(heard)
         if said is not None and not self.drop_acks:
-            asyncio.get_running_loop().call_soon(watched, said)
+            asyncio.get_running_loop().call_soon(heard, said)
 
     def _spoken(self, stream: MemoryStream, message: LogMessage) -> Said:
         if self.reject_full and not stream.has_seen(message.entry_id):

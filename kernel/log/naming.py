@@ -1,11 +1,12 @@
 """Names of streams, subjects and headers. A subject without a tenant cannot be built."""
 
+import hashlib
 from functools import lru_cache
 
 from kernel.domain.errors import InvariantBroken
 from kernel.domain.framing import checksum
 from kernel.domain.identity import bucket_of
-from kernel.ports import Outgoing
+from kernel.ports import Outgoing, Piece
 from schemas.ids import TENANT_ID
 
 CONTROL_STREAM = "STEPWELL_CONTROL"
@@ -22,6 +23,7 @@ REPLY_HEADER = "Stepwell-Reply"
 
 _PREFIXES_MAX = 4096
 _SUBJECT_TOKENS = 4
+_PREFIX, _BODIES_PREFIX = "stepwell.", "stepwell.bodies."
 _HEADER_LINE_BYTES = len(": \r\n")
 _HEADER_FRAME_BYTES = len("NATS/1.0\r\n\r\n")
 
@@ -35,6 +37,20 @@ def stream_subjects(shard: int) -> str:
     return f"stepwell.{shard}.*.*"
 
 
+def bodies_stream(shard: int) -> str:
+    return f"STEPWELL_BODIES_{shard}"
+
+
+def bodies_subjects(shard: int) -> str:
+    """All subjects of the bodies beside a shard: one for every tenant and bucket, as of its entries."""
+    return f"stepwell.bodies.{shard}.*.*"
+
+
+def piece_subject(shard: int, tenant: str, execution_id: str) -> str:
+    """Return the subject of a piece of a body. Raises InvariantBroken where the tenant is missing or is none."""
+    return _BODIES_PREFIX + entry_subject(shard, tenant, execution_id).removeprefix(_PREFIX)
+
+
 def mark_subject(shard: int) -> str:
     return f"stepwell.marks.{shard}"
 
@@ -45,7 +61,9 @@ def entry_subject(shard: int, tenant: str, execution_id: str) -> str:
 
 
 def tenant_of(subject: str) -> str:
-    """Return the tenant that an entry's subject names, or the empty string where it is not an entry's."""
+    """Return the tenant that the subject of an entry or of a piece names, the empty string where it is neither's."""
+    if subject.startswith(_BODIES_PREFIX):
+        subject = _PREFIX + subject.removeprefix(_BODIES_PREFIX)
     tokens = subject.split(".")
     return tokens[2] if len(tokens) == _SUBJECT_TOKENS else ""
 
@@ -65,6 +83,19 @@ def entry_headers(outgoing: Outgoing) -> dict[str, str]:
     if outgoing.reply_to:
         headers[REPLY_HEADER] = _header_text(outgoing.reply_to)
     return headers
+
+
+def as_message(piece: Piece) -> Outgoing:
+    """Return a piece as a message. Its id is what it holds, so that it is stored once where it is put twice."""
+    digest = hashlib.sha256(piece.payload).hexdigest()
+    return Outgoing(
+        shard=piece.shard,
+        tenant=piece.tenant,
+        execution_id=piece.execution_id,
+        entry_id=f"{piece.execution_id}.{digest}",
+        payload=piece.payload,
+        reply_to="",
+    )
 
 
 def message_bytes(headers: dict[str, str], payload: bytes) -> int:

@@ -11,6 +11,8 @@ from kernel.log.naming import (
     CONTROL_SUBJECTS,
     MARKS_STREAM,
     MARKS_SUBJECTS,
+    bodies_stream,
+    bodies_subjects,
     stream_name,
     stream_subjects,
 )
@@ -51,6 +53,7 @@ def _all_streams(shards: int) -> Iterator[tuple[str, str]]:
         yield MARKS_STREAM, MARKS_SUBJECTS
     for shard in range(shards):
         yield stream_name(shard), stream_subjects(shard)
+        yield bodies_stream(shard), bodies_subjects(shard)
 
 
 async def _ensure(connection: Connection, name: str, subjects: str, tries: _Tries) -> None:

@@ -12,6 +12,7 @@ from kernel.ports.log import (
     LogMessage,
     LogState,
     Outgoing,
+    Piece,
     Rejected,
 )
 from kernel.ports.view import (
@@ -75,6 +76,7 @@ __all__ = [
     "Outgoing",
     "Ownership",
     "Parked",
+    "Piece",
     "ProjectorView",
     "Rejected",
     "Seen",

@@ -18,6 +18,15 @@ class Outgoing(msgspec.Struct, frozen=True):
     reply_to: str
 
 
+class Piece(msgspec.Struct, frozen=True):
+    """A piece of a body, on its way into the stream of bodies beside a shard."""
+
+    shard: int
+    tenant: str
+    execution_id: str
+    payload: bytes
+
+
 class Acknowledged(msgspec.Struct, frozen=True, gc=False):
     """The broker has the entry on disk. `is_duplicate`: an entry with this id was there before."""
 
@@ -124,6 +133,17 @@ class Log(Protocol):
 
     async def put_mark(self, shard: int, payload: bytes, *, timeout_seconds: float) -> None:
         """Record something small about a shard, durably and in place of what was; errors as of `append`."""
+        ...
+
+    async def put_piece(self, piece: Piece, *, timeout_seconds: float) -> Acknowledged:
+        """Store a piece of a body durably and return where in the stream of bodies it is; errors as of `append`.
+
+        The same piece of the same execution, put again soon, may be stored once.
+        """
+        ...
+
+    async def piece(self, shard: int, seq: int) -> LogMessage | None:
+        """Return the piece at a sequence of the stream of bodies, None where there is none."""
         ...
 
     def follow(self, shard: int, *, after_seq: int) -> AbstractAsyncContextManager[Follower]: ...

@@ -273,6 +273,17 @@ async def test_k8_an_empty_body_is_an_empty_object_where_every_field_is_optional
         assert accepted(await kernel.get(f"/v0/agents/{scene.agent.id}"))["description"] is None
 
 
+async def test_k3_a_body_of_32_mib_is_taken_and_read_back(kernel: Kernel) -> None:
+    scene = await Scene.of(kernel)
+    around = len(_call(scene, "input", b'""').body)
+    text = "x" * (BODY_BYTES_MAX - around)
+
+    created = accepted(await kernel.send(_call(scene, "input", b'"%s"' % text.encode())), 201)
+
+    assert created["input"] == text
+    assert accepted(await kernel.get(f"/v0/executions/{created['id']}"))["input"] == text
+
+
 def _in_chunks(call: Call) -> bytes:
     """The bytes of a request whose length nothing announces."""
     head = request_bytes(call.with_headers({"Transfer-Encoding": "chunked"}).but(body=b""))

@@ -9,12 +9,22 @@ from nats.aio.client import Client
 from kernel.embedded import EmbeddedServer
 from kernel.log.memory import DUPLICATE_WINDOW_MICROSECONDS, MemoryLog
 from kernel.ports import Acknowledged
+from tests.contract.log_bodies import BodyOutageSuite, BodySuite
 from tests.contract.log_entries import EntrySuite, OutageSuite, RefusalSuite, SendSuite
 from tests.contract.log_following import FollowingOutageSuite, FollowingSuite
 from tests.contract.log_harness import SHARD, LogHarness, MemoryLogHarness, append, jetstream_harness, outgoing
 
 
-class LogContract(EntrySuite, SendSuite, RefusalSuite, OutageSuite, FollowingSuite, FollowingOutageSuite):
+class LogContract(
+    EntrySuite,
+    SendSuite,
+    RefusalSuite,
+    OutageSuite,
+    FollowingSuite,
+    FollowingOutageSuite,
+    BodySuite,
+    BodyOutageSuite,
+):
     """All of it. An adapter's test provides the fixtures `harness` and `lone_harness`."""
 
 

@@ -15,17 +15,13 @@ from tests.conformance.harness.endpoint import Answer, Delivery
 from tests.conformance.harness.kernel import Kernel
 from tests.fault.caller import Caller, Impatient, Record, blank, text_of
 from tests.fault.history import Settled
+from tests.fault.plan import Plan
 from tests.support.scripted_agent import pass_time
 from tests.support.wait import NotInTime, wait_until_async
 
-MOVES = ("step", "once", "twins", "settled", "failing", "doubled", "probe", "rest")
-MOVES_MIN, MOVES_MAX = 3, 7
 TWINS = 3
-DYING = 0.12
-"""Of all executions, those whose first attempt stops in the middle of its work."""
-CANCELLED = 0.12
-RACED = 0.12
-"""Of all executions, those that the client cancels at the moment at which the agent completes them."""
+CONVERSATION = [f"line {number} of what is said again with every call" for number in range(400)]
+PADDING = "p" * 500_000
 END_SECONDS_MAX = 180.0
 BEAT_SECONDS = 2.0
 BEAT_PATIENCE_SECONDS = 4.0
@@ -41,16 +37,6 @@ class Died(Exception):
 
 class Ended(Exception):
     """The attempt may do nothing more: superseded, or the execution has ended."""
-
-
-class Plan:
-    """What the agent does in every attempt of one execution: the same calls each time."""
-
-    def __init__(self, choose: random.Random) -> None:
-        self.moves = [choose.choice(MOVES) for _ in range(choose.randint(MOVES_MIN, MOVES_MAX))]
-        self.dies_at = choose.randrange(len(self.moves)) if choose.random() < DYING else None
-        self.cancel_after = choose.uniform(0.0, 1.5) if choose.random() < CANCELLED else None
-        self.is_raced = choose.random() < RACED
 
 
 async def _knows(door: Kernel, agent_id: str) -> bool:
@@ -234,6 +220,10 @@ class Run:
                 await self._run_step("failing", args, is_failing=True)
             case "doubled":
                 await self._run_doubled(args)
+            case "chat":
+                await self._run_step("chat", {"messages": CONVERSATION, "n": number}, kind="llm_call")
+            case "bulky":
+                await self._run_step("bulky", args, padding=PADDING)
             case "probe":
                 await self._probe(number)
             case _:
@@ -283,13 +273,21 @@ class Run:
     # ------------------------------------------------------------ steps
 
     async def _run_step(
-        self, target: str, args: Any, *, name: str = "", is_at_most_once: bool = False, is_failing: bool = False
+        self,
+        target: str,
+        args: Any,
+        *,
+        name: str = "",
+        kind: str = "tool_call",
+        is_at_most_once: bool = False,
+        is_failing: bool = False,
+        padding: str = "",
     ) -> None:
         key = f"{target}-{args['n']}-{name}-{self._lease.attempt}"
-        decision = await self._submit(target, args, key=f"s-{key}", is_at_most_once=is_at_most_once)
+        decision = await self._submit(target, args, key=f"s-{key}", kind=kind, is_at_most_once=is_at_most_once)
         if decision["decision"] == "proceed":
             self._effect(decision["step_id"], is_at_most_once=is_at_most_once)
-            await self._finish(decision["step_id"], f"c-{key}", is_failing=is_failing)
+            await self._finish(decision["step_id"], f"c-{key}", is_failing=is_failing, padding=padding)
 
     async def _run_twins(self, args: Any) -> None:
         """Identical calls at once: steps of their own, which a later attempt may trade."""
@@ -337,11 +335,12 @@ class Run:
         args: Any,
         *,
         key: str,
+        kind: str = "tool_call",
         is_at_most_once: bool = False,
         settle: list[dict[str, str]] | None = None,
         marks: tuple[str, ...] = (),
     ) -> tuple[Any, Any]:
-        body: dict[str, Any] = {"kind": "tool_call", "target": target, "args": args}
+        body: dict[str, Any] = {"kind": kind, "target": target, "args": args}
         if is_at_most_once:
             body["idempotency"] = "at_most_once"
         if settle:
@@ -370,9 +369,9 @@ class Run:
         if self.is_dying:
             raise Died
 
-    async def _finish(self, step_id: str, key: str, *, is_failing: bool = False) -> None:
+    async def _finish(self, step_id: str, key: str, *, is_failing: bool = False, padding: str = "") -> None:
         outcome = f"outcome {key} by {self._who}"
-        value = {"message": outcome} if is_failing else outcome
+        value = {"message": outcome} if is_failing else outcome + padding
         route, member = ("fail", "error") if is_failing else ("complete", "result")
         asked = blank(
             action="fail_step" if is_failing else "complete_step",

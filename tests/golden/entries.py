@@ -4,8 +4,9 @@ from typing import Any
 
 from msgspec import Raw
 
-from schemas.bodies import Usage
+from schemas.bodies import Spilled, Usage
 from schemas.entries import (
+    SPILLED_SCHEMA,
     AgentMissing,
     AnyEntry,
     ApprovalDecided,
@@ -105,6 +106,19 @@ ENTRIES: dict[str, AnyEntry] = {
         **_LEASED, **_CALL, args=SPELLED, idempotency="at_most_once", verdict=DENY, settle=SETTLE, key=KEY
     ),
     "step_submitted.least": StepSubmitted(**_LEASED, **_CALL, args=NULL, idempotency="safe_to_retry", verdict=ALLOW),
+    "step_submitted.spilled": StepSubmitted(
+        **_LEASED,
+        **_CALL,
+        args=NULL,
+        idempotency="safe_to_retry",
+        verdict=ALLOW,
+        settle=(Outcome(step_id=STEP, result=NULL),),
+        schema=SPILLED_SCHEMA,
+        spilled={
+            "args": Spilled(size_bytes=8_195, sha256=bytes(range(32)), pieces=(7, 9), rest='"é"}]'),
+            "settle.0": Spilled(size_bytes=400_000, sha256=bytes(range(32, 64)), pieces=(10, 11), rest=""),
+        },
+    ),
     "step_completed": StepCompleted(**_LEASED, step_id=STEP, result=SPELLED, usage=Usage(3, 4, 7, 1, 2), key=KEY),
     "step_completed.least": StepCompleted(**_LEASED, step_id=STEP, result=NULL),
     "step_completed.read": StepCompleted(**_LEASED, step_id=STEP, result=SPELLED, read_usage=Usage(5, 6, 11, 2, 3)),

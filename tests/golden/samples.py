@@ -14,7 +14,7 @@ from kernel.domain.signatures import sign_body, sign_request
 from kernel.door.fetching import NO_TEXTS
 from kernel.door.rendering import event_json
 from kernel.log import naming
-from kernel.ports import Outgoing
+from kernel.ports import Outgoing, Piece
 from kernel.view import keys
 from schemas.answers import (
     AnswerBatch,
@@ -338,6 +338,10 @@ def _log_names() -> dict[str, str]:
         "shard.of_8": str(shard_of(EXECUTION, 8)),
         "shard.of_create_key": str(shard_of_create_key("default", "nightly", 8)),
         "bucket": str(bucket_of(EXECUTION)),
+        "bodies.stream": naming.bodies_stream(3),
+        "bodies.stream.subjects": naming.bodies_subjects(3),
+        "bodies.subject": naming.piece_subject(3, "default", EXECUTION),
+        "bodies.header.Nats-Msg-Id": naming.as_message(Piece(3, "default", EXECUTION, b"x")).entry_id,
     }
 
 

@@ -9,8 +9,16 @@ from msgspec import Raw
 
 from kernel.domain.fold import Position, park
 from schemas.answers import Decided
-from schemas.bodies import INLINE_BYTES_MAX, Usage
-from schemas.entries import ApprovalTerms, HeartbeatReceived, Lease, RateTerms, Verdict, encode_entry
+from schemas.bodies import INLINE_BYTES_MAX, Spilled, Usage
+from schemas.entries import (
+    SPILLED_SCHEMA,
+    ApprovalTerms,
+    HeartbeatReceived,
+    Lease,
+    RateTerms,
+    Verdict,
+    encode_entry,
+)
 from schemas.records import CreateKeyRecord
 from tests.golden.files import FrozenEntry
 from tests.support.folding import LIMITS, SECOND, ListLog, error_of, request_key, result_of, uuid_number
@@ -326,8 +334,29 @@ def named_claims() -> list[FrozenEntry]:
     return shard.frozen()
 
 
+def spilled_bodies() -> list[FrozenEntry]:
+    """Bodies that stand in pieces beside the shard: of a create, of arguments, of outcomes and of the end."""
+    shard = _Shard()
+    log = shard.execution()
+    log.start(**elsewhere("input"))
+    chat = log.submitted("gpt", kind="llm_call", **elsewhere("args"))
+    log.complete_step(chat, **elsewhere("result"))
+    search, other = log.submitted("search", 1), log.submitted("search", 2)
+    log.submit("next", settle=[result_of(search, None), result_of(other, 7)], **elsewhere("settle.0"))
+    log.complete(state=Raw(b"null"), **elsewhere("output", "state"))
+    return shard.frozen()
+
+
+def elsewhere(*places: str) -> dict[str, Any]:
+    """The members of an entry whose bodies at these places stand elsewhere."""
+    sha256 = bytes(range(32))
+    spilled = {place: Spilled(size_bytes=9_000, sha256=sha256, pieces=(3, 4), rest="]") for place in places}
+    return {"spilled": spilled, "schema": SPILLED_SCHEMA}
+
+
 STORIES: dict[str, Callable[[], list[FrozenEntry]]] = {
     "log_v1": story_v1,
     "log_named_claims": named_claims,
     "log_v1_approvals": story_approvals,
+    "log_spilled_bodies": spilled_bodies,
 }

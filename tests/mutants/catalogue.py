@@ -8,6 +8,7 @@
 """
 
 from tests.mutants.approvals import OF_APPROVALS
+from tests.mutants.bodies import OF_BODIES
 from tests.mutants.control import OF_CONTROL
 from tests.mutants.dispatcher import OF_THE_DISPATCHER
 from tests.mutants.door import OF_THE_DOOR
@@ -35,6 +36,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *OF_VALUES,
     *OF_POLICY,
     *OF_QUOTAS,
+    *OF_BODIES,
     *OF_LLM_CALLS,
     *OF_THE_LIBRARY,
     *OF_THE_GATEWAY,

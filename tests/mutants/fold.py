@@ -226,8 +226,8 @@ OF_THE_FOLD = (
         name="a clock that steps back takes the history with it",
         promise="D1",
         file=_FOLD,
-        old="now=max(time_of(entry.at, position), header.updated_at)",
-        new="now=time_of(entry.at, position)",
+        old="now = max(time_of(entry.at, position), header.updated_at)",
+        new="now = time_of(entry.at, position)",
         tests=(_ENDS + "test_fold_time_never_steps_back",),
     ),
     Mutant(

@@ -18,10 +18,9 @@ from tests.support.stack import Stack
 
 MIB = 1024 * 1024
 VALUE_BYTES = 4 * MIB - 1024
-"""As much as a body takes, less what stands around the value."""
+"""A size at which what is not read in linear time takes minutes."""
 KEYS = 200_000
-# What is read in linear time takes a fraction of a second; what is not takes minutes at this size. In between is room
-# for a machine that other tests keep busy.
+# What is read in linear time takes a fraction of a second. In between is room for a machine that other tests keep busy.
 ANSWER_SECONDS_MAX = 5.0
 NEIGHBOUR_SECONDS_MAX = 2.0
 

@@ -196,6 +196,7 @@ class ListLog:
         settle: Sequence[Outcome] = (),
         key: str = "",
         verdict: Verdict = ALLOW,
+        **more: Any,
     ) -> Any:
         return self.append(
             StepSubmitted(
@@ -209,6 +210,7 @@ class ListLog:
                 verdict=verdict,
                 settle=tuple(settle),
                 key=request_key(key, [kind, target, args]) if key else None,
+                **more,
             )
         )
 
@@ -221,6 +223,7 @@ class ListLog:
         key: str = "",
         usage: Usage | None = None,
         read_usage: Usage | UnsetType = UNSET,
+        **more: Any,
     ) -> Any:
         return self.append(
             StepCompleted(
@@ -231,6 +234,7 @@ class ListLog:
                 usage=usage,
                 key=request_key(key, [step_id, result]) if key else None,
                 read_usage=read_usage,
+                **more,
             )
         )
 

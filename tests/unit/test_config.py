@@ -111,7 +111,7 @@ def test_the_port_flag_changes_the_port_alone() -> None:
         *[("WEBHOOK_ALLOW_NETWORKS", text) for text in ("10.0.0.1/8", "10.0.0.0/33", "host", "10.0.0.0/8,")],
         *[("REQUEST_BUDGET", text) for text in ("1s", "31s")],
         *[("DRAIN_TIMEOUT", text) for text in ("31s", "-1")],
-        *[("MAX_BODY_BYTES", text) for text in ("33554432", "0", "1e6")],
+        *[("MAX_BODY_BYTES", text) for text in ("33554433", "0", "1e6")],
         *[("APPROVAL_TIMEOUT", text) for text in ("soon", "0", "999ms", "8761h")],
         *[("RETENTION", "1d"), ("NO_POLICY", "perhaps")],
     ],

@@ -9,10 +9,11 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from kernel.domain.errors import InvariantBroken, Unavailable
+from kernel.domain.spilling import spilled_as
 from kernel.door.fetching import Shelf
 from kernel.log.memory import MemoryLog
-from kernel.ports import Outgoing
-from schemas.bodies import Body
+from kernel.ports import LogMessage, Outgoing, Piece
+from schemas.bodies import Body, Spilled
 from schemas.entries import Lease, Outcome, StepFailed, StepSubmitted, Verdict, encode_entry
 from schemas.ids import new_uuid7
 from tests.support.wait import loop_turns
@@ -45,9 +46,13 @@ def submitted(**members: Any) -> StepSubmitted:
 async def logged(*entries: Any) -> MemoryLog:
     log = MemoryLog(shards=1)
     for entry in entries:
-        outgoing = Outgoing(0, entry.tenant, entry.execution_id, entry.id, encode_entry(entry), "")
-        await log.append(outgoing, timeout_seconds=1)
+        await append(log, entry)
     return log
+
+
+async def append(log: MemoryLog, entry: Any) -> None:
+    outgoing = Outgoing(0, entry.tenant, entry.execution_id, entry.id, encode_entry(entry), "")
+    await log.append(outgoing, timeout_seconds=1)
 
 
 def body(place: str, size_bytes: int, *, seq: int = 1) -> Body:
@@ -74,6 +79,61 @@ async def test_every_place_of_an_entry_gives_its_own_bytes() -> None:
         None,
     )
     assert found == [ARGS, b"[1]", b'{"m":1}', b'{"message":"x"}', b"7", b"null"]
+
+
+async def apart(log: MemoryLog, *payloads: bytes, execution_id: str = EXECUTION_ID) -> Spilled:
+    """Put pieces beside the log and return where the text that they are is."""
+    stored = [await log.put_piece(Piece(0, "default", execution_id, each), timeout_seconds=1) for each in payloads]
+    return spilled_as(b"".join(payloads) + b"]", [each.seq for each in stored], "]")
+
+
+async def test_a_body_that_stands_in_pieces_is_put_together_and_the_others_of_its_entry_stand_in_it() -> None:
+    log = MemoryLog(shards=1)
+    spilled = {"args": await apart(log, b"[1,", b"2"), "settle.0": await apart(log, b"[", b"2")}
+    await append(log, replace(submitted(), args=Raw(b"null"), spilled=spilled))
+
+    found = await fetched(log, body("args", 5), body("settle.0", 3), body("settle.1", 7))
+
+    assert found == [b"[1,2]", b"[2]", b'{"m":1}']
+
+
+async def test_a_piece_that_two_bodies_share_is_fetched_once() -> None:
+    asked: list[int] = []
+
+    class Counted(MemoryLog):
+        async def piece(self, shard: int, seq: int) -> LogMessage | None:
+            asked.append(seq)
+            return await super().piece(shard, seq)
+
+    log = Counted(shards=1)
+    spilled = await apart(log, b"[1,", b"2")
+    for _ in range(3):
+        await append(log, replace(submitted(), args=Raw(b"null"), spilled={"args": spilled}))
+
+    assert await fetched(log, *(body("args", 5, seq=seq) for seq in (1, 2, 3))) == [b"[1,2]"] * 3
+    assert sorted(asked) == [1, 2]
+
+
+@pytest.mark.parametrize("fault", ["missing", "foreign", "damaged", "other", "size"])
+async def test_a_piece_that_is_not_the_one_that_was_stored_is_never_shown(fault: str) -> None:
+    log = MemoryLog(shards=1)
+    spilled = await apart(log, b"[1,", b"2", execution_id=OTHER_ID if fault == "foreign" else EXECUTION_ID)
+    await append(log, replace(submitted(), args=Raw(b"null"), spilled={"args": spilled}))
+    stored = await log.piece(0, 1)
+    assert stored is not None
+    match fault:
+        case "missing":
+            log.bodies(0).delete(1)
+        case "damaged":
+            log.bodies(0).replace(replace(stored, payload=b"[7,"))
+        case "other":
+            other = await log.put_piece(Piece(0, "default", EXECUTION_ID, b"[7,"), timeout_seconds=1)
+            found = await log.piece(0, other.seq)
+            assert found is not None
+            log.bodies(0).replace(replace(found, seq=1))
+
+    with pytest.raises(Unavailable if fault == "missing" else InvariantBroken):
+        await fetched(log, body("args", 6 if fault == "size" else 5))
 
 
 async def test_small_bodies_ask_nothing_of_the_log() -> None:

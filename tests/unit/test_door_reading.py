@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from kernel.domain.errors import Invalid, TooLarge
-from kernel.door.reading import Bodies, ClientGone, header_map, query_map
+from kernel.domain.errors import Invalid, TooLarge, Unavailable
+from kernel.door.reading import COUNTED_FROM_BYTES, Bodies, ClientGone, header_map, query_map
 from tests.support.wait import loop_turns
 
 LIMIT = 10
+COUNTED = COUNTED_FROM_BYTES
 
 
 class Wire:
@@ -37,7 +38,7 @@ async def read(
     task = asyncio.current_task()
     assert task is not None
     deadline = asyncio.get_running_loop().time() + seconds
-    return await (bodies or Bodies(LIMIT)).read(task, headers, wire.receive, deadline=deadline)
+    return await (bodies or Bodies(LIMIT, held_bytes_max=LIMIT)).read(task, headers, wire.receive, deadline=deadline)
 
 
 @pytest.mark.parametrize("headers", [{}, {b"content-length": b"0"}])
@@ -73,7 +74,7 @@ async def test_a_chunked_body_is_refused_as_soon_as_it_passes_the_limit() -> Non
 
 
 async def test_a_body_that_does_not_arrive_in_time_is_invalid_and_one_that_may_still_come_is_not() -> None:
-    bodies = Bodies(LIMIT)
+    bodies = Bodies(LIMIT, held_bytes_max=LIMIT)
     wires = [Wire(part(b"012", more=True), hangs=True) for _ in range(2)]
     late = asyncio.create_task(read(wires[0], {b"content-length": b"10"}, seconds=0.0, bodies=bodies))
     slow = asyncio.create_task(read(wires[1], {b"content-length": b"10"}, bodies=bodies))
@@ -92,6 +93,54 @@ async def test_a_body_that_does_not_arrive_in_time_is_invalid_and_one_that_may_s
 async def test_a_client_that_leaves_has_no_request() -> None:
     with pytest.raises(ClientGone):
         await read(Wire(part(b"0", more=True), {"type": "http.disconnect"}), {b"content-length": b"10"})
+
+
+def large(size: int) -> tuple[Wire, dict[bytes, bytes]]:
+    """A body of so many bytes in two parts, and the headers that announce it."""
+    first = COUNTED // 2
+    wire = Wire(part(b"x" * first, more=True), part(b"x" * (size - first)))
+    return wire, {b"content-length": b"%d" % size}
+
+
+async def test_large_bodies_have_so_much_room_together_until_their_requests_are_answered() -> None:
+    bodies = Bodies(3 * COUNTED, held_bytes_max=3 * COUNTED)
+
+    async def held(size: int, done: asyncio.Event) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            assert len(await read(*large(size), bodies=bodies)) == size
+            await done.wait()
+        finally:
+            bodies.leave(task)
+
+    done = asyncio.Event()
+    first = asyncio.create_task(held(2 * COUNTED, done))
+    await loop_turns()
+    with pytest.raises(Unavailable):
+        await read(*large(COUNTED + 1), bodies=bodies)
+    small = Wire(part(b"x" * (COUNTED - 1)))
+    assert len(await read(small, {b"transfer-encoding": b"chunked"}, bodies=bodies)) == COUNTED - 1
+    second = asyncio.create_task(held(COUNTED, done))
+    await loop_turns()
+    assert not first.done()
+    assert not second.done()
+    done.set()
+    await asyncio.gather(first, second)
+
+    third = asyncio.create_task(held(3 * COUNTED, done))
+    await third
+
+
+async def test_what_is_only_announced_takes_no_room() -> None:
+    bodies = Bodies(2 * COUNTED, held_bytes_max=2 * COUNTED)
+    announced = {b"content-length": b"%d" % (2 * COUNTED)}
+    waiting = asyncio.create_task(read(Wire(part(b"x", more=True), hangs=True), announced, bodies=bodies))
+    await loop_turns()
+
+    assert len(await read(*large(2 * COUNTED), bodies=bodies)) == 2 * COUNTED
+    waiting.cancel()
+    await asyncio.wait((waiting,))
 
 
 def test_the_values_of_a_repeated_header_are_joined_and_none_is_dropped() -> None:

@@ -12,7 +12,7 @@ from kernel.log.backlog import Backlog
 from kernel.log.driver import Delivery
 from kernel.log.limits import LogLimits
 from kernel.log.messages import Place, read_place
-from kernel.log.naming import entry_headers, entry_subject, message_bytes, tenant_of
+from kernel.log.naming import entry_headers, entry_subject, message_bytes, piece_subject, tenant_of
 from kernel.log.replies import Replies
 from kernel.ports import Acknowledged, LogMessage, Outgoing, Rejected
 
@@ -123,7 +123,12 @@ def test_a_subject_names_shard_tenant_and_bucket() -> None:
     assert tenant_of("stepwell.3.acme.255") == "acme"
 
 
-@pytest.mark.parametrize("subject", ["", "stepwell.3.acme", "stepwell.3.a.b.255", "other"])
+def test_the_subject_of_a_piece_of_a_body_names_them_too() -> None:
+    assert piece_subject(3, "acme", EXECUTION) == "stepwell.bodies.3.acme.255"
+    assert tenant_of("stepwell.bodies.3.acme.255") == "acme"
+
+
+@pytest.mark.parametrize("subject", ["", "stepwell.3.acme", "stepwell.3.a.b.255", "stepwell.bodies.3.acme", "other"])
 def test_a_subject_of_another_shape_names_no_tenant(subject: str) -> None:
     assert tenant_of(subject) == ""
 

@@ -87,7 +87,8 @@ def fold(header: Header | None, records: Records, entry: AnyEntry, position: Pos
         return released(header, position)
     if header.halted:
         return unchanged(header, position, HALTED if entry.expires is not None else Ignored())
-    draft = Draft(header, records, seq=position.seq, now=max(time_of(entry.at, position), header.updated_at))
+    now = max(time_of(entry.at, position), header.updated_at)
+    draft = Draft(header, records, seq=position.seq, now=now, spilled=entry.spilled)
     answer = judge(draft, entry)
     if isinstance(answer, Refusal | DecidedBefore | Ignored):
         return unchanged(header, position, answer)

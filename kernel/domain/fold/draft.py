@@ -5,13 +5,15 @@ draft away, so a refusal leaves no trace whatever was tried before it.
 """
 
 import copy
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from kernel.domain.errors import InvariantBroken
-from schemas.bodies import Body, body_of
+from schemas.bodies import Body, Spilled, body_of
 from schemas.events import (
     ApprovalPayload,
     DispatchPayload,
@@ -79,14 +81,25 @@ class Draft:
         "now",
         "records",
         "seq",
+        "spilled",
         "steps",
     )
 
-    def __init__(self, header: Header, records: Records, *, seq: int, now: int) -> None:
+    def __init__(
+        self,
+        header: Header,
+        records: Records,
+        *,
+        seq: int,
+        now: int,
+        spilled: Mapping[str, Spilled] | UnsetType = UNSET,
+    ) -> None:
+        """`spilled` are the bodies of the entry that stand elsewhere."""
         self.header = copy.copy(header)
         self.records = records
         self.seq = seq
         self.now = now
+        self.spilled = spilled
         self.steps: dict[str, StepRecord] = {}
         self.counters: dict[bytes, CallCounter] = {}
         self.keys: dict[bytes, KeyRecord] = {}
@@ -115,7 +128,8 @@ class Draft:
         return self.buckets.get(bucket_digest) or self.records.bucket(bucket_digest)
 
     def body(self, json: bytes, place: str) -> Body:
-        return body_of(json, seq=self.seq, place=place)
+        spilled = None if self.spilled is UNSET else self.spilled.get(place)
+        return body_of(json, seq=self.seq, place=place, spilled=spilled)
 
     # ------------------------------------------------------------ writing
 

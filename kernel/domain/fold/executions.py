@@ -37,7 +37,12 @@ def create(entry: ExecutionCreated, records: Records, position: Position) -> tup
         created_at=now,
         updated_at=now,
         life_ends_at=entry.life_ends_at,
-        input=body_of(bytes(entry.input), seq=position.seq, place="input"),
+        input=body_of(
+            bytes(entry.input),
+            seq=position.seq,
+            place="input",
+            spilled=None if entry.spilled is UNSET else entry.spilled.get("input"),
+        ),
         limits=entry.limits,
         dispatch=Dispatch(
             dispatch_id=entry.dispatch_id,

@@ -6,6 +6,7 @@ refusal for now costs time and never a second effect. Every try is signed anew.
 
 import asyncio
 import copy
+import io
 import random
 import socket
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from stepwell.errors import APIError, NetworkError, error_of
 CONNECT_SECONDS = 5.0
 CONNECTIONS_MAX = 256
 IDLE_SECONDS = 60.0
+AT_ONCE_BYTES_MAX = 1024 * 1024
 RESOLVERS_MAX = 2
 CLOSE_TURNS = 3
 PAUSE_SECONDS, PAUSE_SECONDS_MAX, PAUSE_GROWTH = 0.05, 2.0, 2.0
@@ -138,7 +140,7 @@ class Exchange:
         # As it was signed: nothing in it is to be spelled in another way.
         url = URL(origin + target, encoded=True)
         async with self._doors.session().request(
-            call.method, url, data=call.body or None, headers=headers, allow_redirects=False
+            call.method, url, data=_sent(call.body), headers=headers, allow_redirects=False
         ) as response:
             return Answer(response.status, response.headers, await response.read())
 
@@ -207,6 +209,13 @@ class _Resolver(AbstractResolver):
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False)
+
+
+def _sent(body: bytes) -> bytes | io.BytesIO | None:
+    """Return a body as it is handed to the client: a large one is written piece by piece, and holds nobody up."""
+    if len(body) > AT_ONCE_BYTES_MAX:
+        return io.BytesIO(body)
+    return body or None
 
 
 def _door(url: str) -> tuple[str, str]:

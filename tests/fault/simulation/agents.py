@@ -22,13 +22,17 @@ RETRIED = (LOST, 503, 504)
 PATIENCE_SECONDS = SETTINGS.lease_seconds * 2
 """An attempt that gave up sooner would not see what becomes of its lease in an outage."""
 BEAT_SECONDS = SETTINGS.lease_seconds / 6
+CHATTY = 0.04
+CONVERSATION = '["' + "said " * 4000 + '"]'
+"""Long enough to stand in pieces beside its shard, and short enough to be read on the loop."""
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One tool call of a script. `count` of them are made at once, all alike."""
+    """One call of a script. `count` of them are made at once, all alike."""
 
     target: str
     args: str
+    kind: str = "tool_call"
     count: int = 1
     is_at_most_once: bool = False
     fails: bool = False
@@ -50,11 +54,13 @@ def make_script(rng: random.Random) -> Script:
     for number in range(rng.choice((1, 2, 2, 3, 4))):
         is_parallel = rng.random() < 0.25
         is_at_most_once = rng.random() < 0.35
+        is_chat = rng.random() < CHATTY
         calls.append(
             Call(
                 # The same call twice in a row is a second occurrence of it.
                 target=f"tool-{number - (rng.random() < 0.2)}",
-                args=rng.choice(("null", '{"a":1}', '{"a":"x"}')),
+                args=rng.choice(("null", '{"a":1}', '{"a":"x"}')) if not is_chat else CONVERSATION,
+                kind="llm_call" if is_chat else "tool_call",
                 count=rng.choice((2, 3)) if is_parallel else 1,
                 is_at_most_once=is_at_most_once,
                 fails=rng.random() < 0.15,
@@ -204,7 +210,7 @@ class Handler:
         self._may_crash()
         settled, self._to_settle = self._to_settle, []
         key = self._agent.mark()
-        body: dict[str, Any] = {"kind": "tool_call", "target": call.target, "args": msgspec.Raw(call.args.encode())}
+        body: dict[str, Any] = {"kind": call.kind, "target": call.target, "args": msgspec.Raw(call.args.encode())}
         if call.is_at_most_once:
             body["idempotency"] = "at_most_once"
         if settled:

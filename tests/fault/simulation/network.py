@@ -14,7 +14,17 @@ from kernel.domain.errors import KernelError, LogUnavailable, ViewUnavailable
 from kernel.log.appending import append_through
 from kernel.log.limits import LogLimits
 from kernel.log.memory import MemoryLog, MemoryWakes
-from kernel.ports import Acknowledged, ControlMessage, Follower, LogMessage, LogState, Outgoing, Rejected, Subscription
+from kernel.ports import (
+    Acknowledged,
+    ControlMessage,
+    Follower,
+    LogMessage,
+    LogState,
+    Outgoing,
+    Piece,
+    Rejected,
+    Subscription,
+)
 from kernel.view.memory import MemoryView
 from tests.fault.simulation.link import Link
 from tests.fault.simulation.virtual import Process, VirtualLoop
@@ -152,6 +162,10 @@ class RemoteView:
         return self._link.is_view_cut
 
 
+Said = Callable[[Acknowledged | Rejected], None]
+Store = Callable[[Said], None]
+
+
 class RemoteLog:
     """Log and ControlLog as one process reaches them. Its connection is lost with its own way or with the log."""
 
@@ -186,30 +200,26 @@ class RemoteLog:
     def note_stored(self, shard: int, *, sent_at: float) -> None:
         self._log.note_stored(shard, sent_at=sent_at)
 
-    def send(self, outgoing: Outgoing, acknowledged: Callable[[Acknowledged | Rejected], None]) -> None:
+    def send(self, outgoing: Outgoing, acknowledged: Said) -> None:
+        self._send(partial(self._log.send, outgoing), acknowledged)
+
+    def _send(self, store: Store, acknowledged: Said) -> None:
         if not self.is_connected:
             raise LogUnavailable("not connected to the log")
         process = self._network.loop.current
-        self._network.later(self._network.delay(), self._store, outgoing, process, acknowledged)
+        self._network.later(self._network.delay(), self._arrive, store, process, acknowledged)
 
-    def _store(
-        self, outgoing: Outgoing, process: Process, acknowledged: Callable[[Acknowledged | Rejected], None]
-    ) -> None:
+    def _arrive(self, store: Store, process: Process, acknowledged: Said) -> None:
         if self._is_cut() and self._network.rng.random() < 0.5:
             # It was still under way; else it had arrived, and the acknowledgement is what is lost.
             return
         try:
-            self._log.send(outgoing, partial(self._say, process, acknowledged))
+            store(partial(self._say, process, acknowledged))
         except LogUnavailable:
             # It went under with the connection, and nobody will ever say so.
             return
 
-    def _say(
-        self,
-        process: Process,
-        acknowledged: Callable[[Acknowledged | Rejected], None],
-        said: Acknowledged | Rejected,
-    ) -> None:
+    def _say(self, process: Process, acknowledged: Said, said: Acknowledged | Rejected) -> None:
         if not self._is_cut():
             loop = self._network.loop
             loop.call_later(self._network.delay(), acknowledged, said, context=process.context)
@@ -231,6 +241,13 @@ class RemoteLog:
             self._log.marks[shard] = payload
 
         await self._ask(put)
+
+    async def put_piece(self, piece: Piece, *, timeout_seconds: float) -> Acknowledged:
+        send = partial(self._send, partial(self._log.send_piece, piece))
+        return await append_through(self, send, timeout_seconds=timeout_seconds, limits=_LIMITS)
+
+    async def piece(self, shard: int, seq: int) -> LogMessage | None:
+        return await self._ask(partial(self._log.piece, shard, seq))
 
     @asynccontextmanager
     async def follow(self, shard: int, *, after_seq: int) -> AsyncGenerator[Follower]:

@@ -47,6 +47,8 @@ def _values(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return st.lists(_values(item), max_size=3).map(tuple)
         case inspect.TupleType(item_types=items):
             return st.tuples(*(_values(item) for item in items))
+        case inspect.DictType(key_type=key, value_type=value):
+            return st.dictionaries(_values(key), _values(value), max_size=2)
         case inspect.RawType():
             return JSON_TEXTS.map(lambda text: Raw(text.encode()))
         case _:

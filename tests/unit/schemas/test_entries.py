@@ -14,6 +14,7 @@ from schemas.entries import (
     KNOWN_SCHEMAS,
     RULES_VERSION,
     SCHEMA_VERSION,
+    SPILLED_SCHEMA,
     AnyEntry,
     Entry,
     ExecutionCompleted,
@@ -136,11 +137,12 @@ def test_an_entry_carries_the_versions_of_this_build() -> None:
 
 
 def test_this_build_folds_what_it_writes() -> None:
-    assert SCHEMA_VERSION in KNOWN_SCHEMAS
+    assert {SCHEMA_VERSION, SPILLED_SCHEMA} <= KNOWN_SCHEMAS
+    assert is_known_version(heartbeat(schema=SPILLED_SCHEMA))
     assert RULES_VERSION in KNOWN_RULES
 
 
-@pytest.mark.parametrize(("schema", "rules"), [(2, 1), (1, 2), (0, 1), (1, 0), (-1, 1), (99, 99)])
+@pytest.mark.parametrize(("schema", "rules"), [(3, 1), (1, 2), (2, 2), (0, 1), (1, 0), (-1, 1), (99, 99)])
 def test_an_entry_of_another_version_is_told_before_it_is_read(schema: int, rules: int) -> None:
     assert not is_known_version(heartbeat(schema=schema, rules=rules))
     assert not is_known_version(json.dumps({"type": "of_a_later_build", "schema": schema, "rules": rules}).encode())

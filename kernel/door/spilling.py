@@ -1,0 +1,159 @@
+"""Putting bodies that are large, or will likely be sent again, beside the log before their entry goes into it."""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
+
+from msgspec import UNSET, Raw, UnsetType
+from msgspec.structs import replace
+
+from kernel.domain.errors import LogUnavailable, OutcomeUnknown
+from kernel.domain.spilling import SHARED_BYTES_MIN, cut, places_to_spill, spilled_as
+from kernel.door.concurrent import together
+from kernel.ports import Log, Piece
+from schemas.bodies import NULL, Spilled
+from schemas.entries import (
+    SPILLED_SCHEMA,
+    AnyEntry,
+    ExecutionCompleted,
+    ExecutionCreated,
+    ExecutionFailed,
+    Outcome,
+    StepCompleted,
+    StepFailed,
+    StepSubmitted,
+)
+
+PUTS_MAX = 32
+"""Pieces of one body that are on their way at once."""
+KNOWN_MAX = 262_144
+"""Pieces of conversations that are known to be stored, about 60 MB of memory. One that is forgotten is stored again."""
+
+_NULL = Raw(NULL)
+_SETTLE = "settle."
+_NOT_IN_TIME = "a body could not be stored in time"
+
+Put = Callable[[bytes], Coroutine[Any, Any, int]]
+
+SomeEntry = TypeVar("SomeEntry", bound=AnyEntry)
+
+
+class Spilling:
+    """The way of bodies to the streams beside the shards. Remembers what it has stored of conversations that go on."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._known: OrderedDict[bytes, int] = OrderedDict()
+        self._ends: dict[int, int] = {}
+        """The highest sequence that each shard's stream of bodies is known to have given."""
+
+    async def spilled(self, entry: SomeEntry, *, shard: int, deadline: float) -> SomeEntry:
+        """Return the entry with its large bodies elsewhere; they are durable by then. It is not in the log yet.
+
+        Raises LogUnavailable where one could not be stored in time: then nothing happened.
+        """
+        texts = dict(_bodies(entry))
+        shared = ("args",) if isinstance(entry, StepSubmitted) and entry.kind == "llm_call" else ()
+        places = places_to_spill({place: len(text) for place, text in texts.items()}, shared=shared)
+        if not places:
+            return entry
+        slots = asyncio.Semaphore(PUTS_MAX)
+
+        async def put(payload: bytes) -> int:
+            async with slots:
+                return await self._put(Piece(shard, entry.tenant, entry.execution_id, payload), deadline)
+
+        stored: dict[str, Spilled] = {}
+        for place in places:
+            pieces, rest = cut(texts[place], is_shared=place in shared)
+            if place in shared:
+                seqs = await self._put_shared(entry.execution_id, pieces, put)
+            else:
+                seqs = await together([put(piece) for piece in pieces])
+            stored[place] = spilled_as(texts[place], seqs, rest)
+        return _without(entry, stored)
+
+    async def _put_shared(self, execution_id: str, pieces: Sequence[bytes], put: Put) -> list[int]:
+        """Return the sequences of pieces, of which only those are put that are not known to be stored."""
+        of_execution = execution_id.encode()
+        keys = [hashlib.sha256(of_execution + piece).digest() for piece in pieces]
+        known = {key: self._known[key] for key in keys if key in self._known}
+        new = {key: piece for key, piece in zip(keys, pieces, strict=True) if key not in known}
+        known.update(zip(new, await together([put(piece) for piece in new.values()]), strict=True))
+        for key in keys:
+            self._known[key] = known[key]
+            self._known.move_to_end(key)
+        while len(self._known) > KNOWN_MAX:
+            self._known.popitem(last=False)
+        return [known[key] for key in keys]
+
+    async def _put(self, piece: Piece, deadline: float) -> int:
+        left_seconds = deadline - asyncio.get_running_loop().time()
+        if left_seconds <= 0:
+            raise LogUnavailable(_NOT_IN_TIME)
+        end = self._ends.get(piece.shard, 0)
+        try:
+            stored = await self._log.put_piece(piece, timeout_seconds=left_seconds)
+        except OutcomeUnknown as error:
+            # A piece that nothing refers to is no part of the record: the request has certainly not happened.
+            raise LogUnavailable(_NOT_IN_TIME) from error
+        if stored.seq <= end and not stored.is_duplicate:
+            # Another stream than the one it was: what is known to be stored may be gone, and nothing may refer to it.
+            self._known.clear()
+            self._ends.pop(piece.shard, None)
+            raise LogUnavailable("the stream of bodies has gone back")
+        self._ends[piece.shard] = max(stored.seq, self._ends.get(piece.shard, 0))
+        return stored.seq
+
+
+def may_spill(request_bytes: int) -> bool:
+    """Whether a request of so many bytes may have a body that is to stand elsewhere."""
+    return request_bytes >= SHARED_BYTES_MIN
+
+
+def _bodies(entry: AnyEntry) -> Iterator[tuple[str, bytes]]:
+    match entry:
+        case ExecutionCreated():
+            yield "input", bytes(entry.input)
+        case StepSubmitted():
+            yield "args", bytes(entry.args)
+            yield from _settled(entry.settle)
+        case StepCompleted():
+            yield "result", bytes(entry.result)
+        case StepFailed():
+            yield "error", bytes(entry.error)
+        case ExecutionCompleted():
+            yield "output", bytes(entry.output)
+            if not isinstance(entry.state, UnsetType):
+                yield "state", bytes(entry.state)
+            yield from _settled(entry.settle)
+        case ExecutionFailed():
+            yield from _settled(entry.settle)
+        case _:
+            return
+
+
+def _settled(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, bytes]]:
+    for index, outcome in enumerate(outcomes):
+        raw = outcome.error if isinstance(outcome.result, UnsetType) else outcome.result
+        if not isinstance(raw, UnsetType):
+            yield f"{_SETTLE}{index}", bytes(raw)
+
+
+def _without(entry: SomeEntry, stored: dict[str, Spilled]) -> SomeEntry:
+    """Return the entry with null in place of the bodies that are stored elsewhere."""
+    members: dict[str, object] = {place: _NULL for place in stored if not place.startswith(_SETTLE)}
+    indexes = {int(place.removeprefix(_SETTLE)) for place in stored if place.startswith(_SETTLE)}
+    if indexes and isinstance(entry, StepSubmitted | ExecutionCompleted | ExecutionFailed):
+        members["settle"] = tuple(
+            _emptied(outcome) if index in indexes else outcome for index, outcome in enumerate(entry.settle)
+        )
+    return replace(entry, **members, spilled=stored, schema=SPILLED_SCHEMA)
+
+
+def _emptied(outcome: Outcome) -> Outcome:
+    if outcome.result is UNSET:
+        return replace(outcome, error=_NULL)
+    return replace(outcome, result=_NULL)
