@@ -3,7 +3,7 @@
 PYTHON ?= python3
 # Test processes: one for each core where tests compute, more where they wait for leases and servers.
 WORKERS ?= auto
-WAITERS ?= 4
+WAITERS ?= 3
 # `make run ONCE=1` ends after the demonstration; the exit code says whether it went as it must.
 ONCE ?=
 

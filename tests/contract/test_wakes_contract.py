@@ -202,8 +202,8 @@ class TestNatsWakes(WakesContract):
             streams = await fresh_nats.jetstream().streams_info()
             await log.close()
 
-            # One a shard, the control stream and that of the marks.
-            assert len(streams) == SHARDS + 2
+            # Two a shard, for entries and for bodies, the control stream and that of the marks.
+            assert len(streams) == 2 * SHARDS + 2
             assert sum(stream.state.messages for stream in streams) == 0
 
 

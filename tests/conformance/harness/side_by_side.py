@@ -14,11 +14,14 @@ from time import time
 from typing import Protocol, TypeAlias
 
 from tests.conformance.harness.kernel import Kernel, connected
+from tests.support.scripted_agent import pass_time
 from tests.support.wait import wait_until
 
 Body: TypeAlias = Callable[[Kernel], Awaitable[None]]
 BODY_SECONDS_MAX = 200.0
 RUNNING_MAX = 64
+BEGIN_GAP_SECONDS = 0.2
+"""Between the beginnings of two bodies: some time what they wait for, and all beginning at once would be late."""
 
 
 class Outcomes(Protocol):
@@ -59,7 +62,9 @@ class Background:
         self._slots = asyncio.Semaphore(RUNNING_MAX)
         self._thread = Thread(target=self._loop.run_forever, name="side-by-side")
         self._thread.start()
-        self._running: dict[Body, Future[None]] = {body: self._start(body) for body in bodies}
+        self._running: dict[Body, Future[None]] = {
+            body: self._start(body, after_seconds=number * BEGIN_GAP_SECONDS) for number, body in enumerate(bodies)
+        }
 
     def outcome(self, body: Body) -> None:
         """Wait for a body and raise what it raised."""
@@ -75,11 +80,12 @@ class Background:
         self._thread.join()
         self._loop.close()
 
-    def _start(self, body: Body) -> "Future[None]":
-        return asyncio.run_coroutine_threadsafe(self._run(body), self._loop)
+    def _start(self, body: Body, *, after_seconds: float) -> "Future[None]":
+        return asyncio.run_coroutine_threadsafe(self._run(body, after_seconds), self._loop)
 
-    async def _run(self, body: Body) -> None:
+    async def _run(self, body: Body, after_seconds: float) -> None:
         try:
+            await pass_time(after_seconds)
             async with asyncio.timeout(BODY_SECONDS_MAX), self._slots, connected(self._url, self._api_key) as kernel:
                 await body(kernel)
         except BaseException:
