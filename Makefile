@@ -55,8 +55,8 @@ pure: venv ## run the tests without servers; the pure parts must be covered whol
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations 5 $(COVERED) --cov-report= $(PURE)
 	$(BIN)/coverage report --fail-under 100
 
-clients: venv ## install the reference clients into .cache, each in an environment of its own
-	@$(BIN)/python -m tests.reference
+clients: venv ## install what tests use as its users do into .cache: the reference clients, LiteLLM
+	@$(BIN)/python -m tests.clients
 
 # A file's tests share its servers and its waits, so they stay on one worker. What measures speed runs alone, last.
 suite: venv clients ## run the tests with real servers, from outside, and with the reference clients

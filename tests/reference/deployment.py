@@ -14,10 +14,11 @@ import msgspec
 
 from tests.reference.client import Caller, Execution
 from tests.reference.stage import Stage
-from tests.reference.venvs import interpreter
+from tests.support.environments import Environment
 from tests.support.wait import NotInTime, wait_until
 
 SCRIPTS = Path(__file__).with_name("agents")
+CONSTRAINTS = Path(__file__).with_name("constraints.txt")
 EVERYDAY_GATES = ("returns", "waits", "long")
 SECRET = "a-secret-of-the-reference-agents"
 # Starting a process and one delivery; not a bound on the kernel's speed, which other tests have.
@@ -38,6 +39,10 @@ class Release(msgspec.Struct, frozen=True):
     ended_error: str
     publishes_metadata: bool = False
     sends_create_key: bool = False
+
+    @property
+    def environment(self) -> Environment:
+        return Environment(f"rebuno-{self.version}", (f"rebuno=={self.version}",), CONSTRAINTS)
 
 
 RELEASES = (
@@ -142,7 +147,7 @@ class Deployment:
         self.release = release
         self.kernel = kernel
         self._folder = folder
-        self._interpreter = interpreter(release.version)
+        self._interpreter = release.environment.interpreter()
         self._logs: list[Path] = []
         self._agents: list[AgentProcess] = []
         self._is_closed = False

@@ -23,7 +23,7 @@ from stepwell.kernel import LeasedCall
 from stepwell.types import Webhook
 from tests.fault.caller import text_of
 from tests.fault.history import LOST, Action, Answered, Asked, Delivered, Line, Settled
-from tests.sdk.effects import append
+from tests.sdk.effects import append, read_lines
 
 NUMBERS_PER_PROCESS = 1_000_000
 
@@ -132,8 +132,7 @@ def _recognised(call: Call) -> tuple[Action, re.Match[str] | None]:
 def read_history(path: Path) -> list[Line]:
     """Return what all processes have written, in the order in which it happened."""
     kinds: dict[str, Any] = {kind.__name__: kind for kind in (Asked, Answered, Delivered)}
-    noted = [msgspec.json.decode(line, type=Noted) for line in path.read_bytes().splitlines()]
-    return [msgspec.json.decode(each.line, type=kinds[each.kind]) for each in noted]
+    return [msgspec.json.decode(each.line, type=kinds[each.kind]) for each in read_lines(path, Noted)]
 
 
 def _settled(step_id: str, body: dict[str, Any]) -> Iterable[Settled]:

@@ -49,18 +49,25 @@ class Sink:
         return read_lines(self._path, Happened)
 
 
+_BEGIN, _END = b"\x1e", b"\n"
+
+
 def append(path: Path, line: Any) -> None:
-    """Add a line to a file that several processes write to."""
+    """Add a line to a file that several processes write to.
+
+    One that is killed meanwhile may leave a part of its line behind. It is no line: what it tells of had not happened.
+    """
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(file, msgspec.json.encode(line) + b"\n")
+        os.write(file, _BEGIN + msgspec.json.encode(line) + _END)
     finally:
         os.close(file)
 
 
 def read_lines(path: Path, kind: Any) -> list[Any]:
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return [msgspec.json.decode(line, type=kind) for line in lines]
+    """Return the whole lines of a file, in the order in which they were written."""
+    parts = path.read_bytes().split(_BEGIN) if path.exists() else []
+    return [msgspec.json.decode(part, type=kind) for part in parts if part.endswith(_END)]
 
 
 def telling_steps() -> Callable[..., Awaitable[Any]]:

@@ -10,7 +10,7 @@ from tests.tidy.layers import imported_names
 from tests.tidy.sources import Finding, Source
 
 # Programs that a person runs, and so may write to the terminal.
-_MAY_PRINT = ("kernel/cli.py", "examples/", "bench/", "sdk/examples/", "tests/mutants/", "tests/reference/__main__.py")
+_MAY_PRINT = ("kernel/cli.py", "examples/", "bench/", "sdk/examples/", "tests/mutants/", "tests/clients.py")
 _MAY_SLEEP = ("tests/support/wait.py",)
 _SERVER = ("schemas/", "kernel/", "workers/")
 

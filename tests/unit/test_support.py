@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.sdk.effects import append, read_lines
 from tests.support.blocking import run_blocking
 from tests.support.wait import NotInTime, loop_turns, wait_until, wait_until_async
 
@@ -136,3 +137,16 @@ def test_a_failing_random_test_shows_its_seed_and_takes_it_back(
     monkeypatch.delenv("STEPWELL_TEST_SEED")
     result = pytester.runpytest_subprocess("-p", "tests.support.seeds")
     result.stdout.re_match_lines([r".*STEPWELL_TEST_SEED=\d+"])
+
+
+# ---------------------------------------------------------------- files of processes that are killed
+
+
+def test_a_line_that_a_killed_process_has_half_written_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    append(path, [1, "whole"])
+    with path.open("ab") as file:
+        file.write(path.read_bytes()[:-3])
+    append(path, [2, "whole"])
+
+    assert read_lines(path, list[int | str]) == [[1, "whole"], [2, "whole"]]
