@@ -115,7 +115,11 @@ LAYERS = (
     # Its tools for tests bring a kernel along: they are an extra, which nothing else of it may need.
     Layer(name="sdk.src.stepwell.testing", first_party=frozenset({"stepwell", "kernel.inprocess", "kernel.listener"})),
     Layer(name="sdk", first_party=frozenset({"stepwell"})),
-    Layer(name="examples", first_party=frozenset({"stepwell"}), third_party=frozenset({"fastapi", "httpx", "litellm", "mcp"})),
+    Layer(
+        name="examples",
+        first_party=frozenset({"stepwell"}),
+        third_party=frozenset({"fastapi", "httpx", "litellm", "mcp"}),
+    ),
     Layer(name="bench", first_party=_SERVER | {"examples"}),
     Layer(name="tests", first_party=_SERVER | {"stepwell", "examples", "bench"}),
 )
