@@ -17,7 +17,7 @@ from stepwell.llm.refusals import meant_by
 from stepwell.signing import Lease, Scheme
 from stepwell.tools import offloaded, refuse_generator
 from stepwell.types import Execution, Result, Webhook
-from stepwell.values import encode
+from stepwell.values import encode_recorded
 from stepwell.webhook import WebhookApp
 
 HEARTBEAT_SECONDS_MAX = 30.0
@@ -204,9 +204,9 @@ class Agent:
                 context.check()
                 if not isinstance(result, Result):
                     result = Result(output=result)
-                # What JSON cannot carry is the handler's failure, and is found out before anything is sent.
-                encode(result.output, what="output")
-                encode(result.state, what="state")
+                # What JSON or the record cannot carry is the handler's failure, and is found out at once.
+                encode_recorded(result.output, what="output")
+                encode_recorded(result.state, what="state")
             except Exception as error:
                 context.check()
                 refused = meant_by(error) if context.is_delegated else None

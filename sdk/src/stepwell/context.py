@@ -26,7 +26,7 @@ from stepwell.settling import Settling
 from stepwell.shielding import UnderWay, undisturbed
 from stepwell.signing import Lease
 from stepwell.types import Execution, StepDecision
-from stepwell.values import decode, encode
+from stepwell.values import decode, encode, encode_recorded
 
 T = TypeVar("T")
 Settle = Literal["linger", "sync"]
@@ -196,8 +196,8 @@ class ExecutionContext:
         return decision
 
     async def record_llm(self, step_id: str, record: dict[str, Any]) -> None:
-        """Record what a provider answered."""
-        outcome = Outcome(step_id=step_id, member="result", json=encode(record, what="record"))
+        """Record what a provider answered. Raises TooLarge before anything is sent."""
+        outcome = Outcome(step_id=step_id, member="result", json=encode_recorded(record, what="record"))
         await self._end_call(outcome)
 
     async def fail_llm(self, step_id: str, message: str) -> None:
@@ -274,7 +274,7 @@ class ExecutionContext:
     async def _perform(self, step_id: str, target: str, idempotency: Idempotency, run: Run) -> Any:
         """Run the body of a step and record how it ended."""
         try:
-            raw = encode(await run(), what="result")
+            raw = encode_recorded(await run(), what="result")
         except (PolicyError, RateLimited):
             # Of a step inside the body, or of the agent's own making: not the tool's failure.
             raise

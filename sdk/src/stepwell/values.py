@@ -13,6 +13,9 @@ import msgspec
 
 T = TypeVar("T")
 
+RECORDED_BYTES_MAX = 32 * 1024 * 1024 - 1024
+"""Of one value: what a request to the kernel may have, less what stands around the value."""
+
 
 def encode(value: object, *, what: str) -> bytes:
     """Return the JSON of a value. Raises TypeError naming the place in `what` that JSON cannot carry."""
@@ -27,6 +30,18 @@ def encode(value: object, *, what: str) -> bytes:
         if "Circular" in str(error):
             raise TypeError(f"{what}: a value is within itself") from error
         raise TypeError(f"{_culprit(value, what) or what}: {error}") from error
+
+
+class TooLarge(ValueError):
+    """A value that is too large for the record."""
+
+
+def encode_recorded(value: object, *, what: str) -> bytes:
+    """Return the JSON of a value that is to be recorded. Raises as `encode` does, and TooLarge."""
+    raw = encode(value, what=what)
+    if len(raw) > RECORDED_BYTES_MAX:
+        raise TooLarge(f"{what}: {len(raw)} bytes of JSON, where {RECORDED_BYTES_MAX} are the most")
+    return raw
 
 
 def decode(raw: bytes) -> Any:

@@ -17,9 +17,9 @@ from stepwell.llm.calls import LlmCall
 from stepwell.llm.reading import Reading
 from stepwell.llm.records import Answer, failure
 from stepwell.llm.scrubbing import Scrub
-from stepwell.llm.step import LlmStep, begin, refused, replayed
+from stepwell.llm.step import LlmStep, Unrecordable, begin, refused, replayed
 from stepwell.types import StepDecision
-from stepwell.values import encode
+from stepwell.values import encode, encode_recorded
 
 CALLS_MAX = 1000
 """Under way at once; each holds an answer of up to 32 MiB until it is recorded."""
@@ -72,7 +72,7 @@ class DelegatedAttempt:
         return decision
 
     async def record_llm(self, step_id: str, record: dict[str, Any]) -> None:
-        await self._record(Outcome(step_id=step_id, member="result", json=encode(record, what="record")))
+        await self._record(Outcome(step_id=step_id, member="result", json=encode_recorded(record, what="record")))
 
     async def fail_llm(self, step_id: str, message: str) -> None:
         await self._record(Outcome(step_id=step_id, member="error", json=encode({"message": message}, what="error")))
@@ -210,6 +210,8 @@ class Calls:
 
 def _instead(lost: BaseException) -> Answer:
     """Return what a caller gets in place of an answer that is not in the record."""
+    if isinstance(lost, Unrecordable) and lost.lost is not None:
+        lost = lost.lost
     return replayed(lost.recorded) if isinstance(lost, Overtaken) else refused(lost)
 
 

@@ -15,6 +15,7 @@ from stepwell.llm.records import Answer, answer_of, error_answer, failure, recor
 from stepwell.llm.refusals import refusal, word_refusal
 from stepwell.llm.scrubbing import Scrub, scrubbed
 from stepwell.types import StepDecision
+from stepwell.values import TooLarge
 
 DELTA_CHARS = 2000
 DELTA_SECONDS = 0.05
@@ -56,6 +57,17 @@ class Attempt(Protocol):
     async def publish_delta(self, step_id: str, seq: int, data: str) -> None: ...
 
 
+class Unrecordable(RebunoError):
+    """The provider's answer is too large for the record; its call fails with that.
+
+    `lost` is what kept that from being recorded.
+    """
+
+    def __init__(self, message: str, lost: BaseException | None) -> None:
+        super().__init__(message)
+        self.lost = lost
+
+
 class LlmStep:
     """Made by `begin`; ended by `record` or `fail`, whichever comes first."""
 
@@ -66,11 +78,23 @@ class LlmStep:
         self._is_over = False
 
     async def record(self, answer: Answer) -> BaseException | None:
-        """Record what the provider answered, whatever its status. Return what kept it from being recorded."""
+        """Record what the provider answered, whatever its status. Return what kept it from being recorded.
+
+        For an answer that is too large for the record the step fails, and `Unrecordable` is returned.
+        """
         record = record_of(answer)
         if self._scrub is not None:
             record["body"] = self._scrub(record["body"])
-        return await self._end(self._context.record_llm(self._step_id, record))
+        try:
+            return await self._end(self._context.record_llm(self._step_id, record))
+        except TooLarge as error:
+            self._is_over = False
+            return Unrecordable(str(error), await self.fail(str(error)))
+
+    async def kept(self, answer: Answer) -> Answer:
+        """Record an answer; return what every replay gives: it, or in its place that it is too large for the record."""
+        lost = await self.record(answer)
+        return failure(str(lost)) if isinstance(lost, Unrecordable) else answer
 
     async def fail(self, message: str) -> BaseException | None:
         """Record that there was no answer, or none that is whole. Return what kept that from being recorded."""
@@ -109,6 +133,8 @@ async def begin(context: Attempt, call: LlmCall, scrub: Scrub | None = None) -> 
 
 def refused(error: BaseException) -> Answer:
     """Return the answer that stands for what the kernel raised."""
+    if isinstance(error, Unrecordable):
+        return failure(str(error))
     found = refusal(error)
     if found is not None:
         return found

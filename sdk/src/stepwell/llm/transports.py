@@ -113,8 +113,7 @@ class Recording:
             return self._handed(failure(message), is_streamed=False)
         if not isinstance(found, Answer):
             return self._streamed(found, step)
-        await step.record(found)
-        return self._handed(found, is_streamed=False)
+        return self._handed(await step.kept(found), is_streamed=False)
 
     def _streamed(self, response: Any, step: LlmStep) -> Any:
         content_type = content_type_of(response)

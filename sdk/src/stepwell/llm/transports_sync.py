@@ -87,8 +87,7 @@ class SyncRecording:
             return self._handed(failure(message), is_streamed=False)
         if not isinstance(found, Answer):
             return self._streamed(found, context, step)
-        context.enter(lambda: step.record(found))
-        return self._handed(found, is_streamed=False)
+        return self._handed(context.enter(lambda: step.kept(found)), is_streamed=False)
 
     def _final(self, request: Any, call: LlmCall) -> Any:
         """Return the answer that another try would not better, or the last one: whole, or a response to stream."""
