@@ -1,4 +1,4 @@
-"""K112, its LLM calls: two releases of the reference client, unmodified, with their own `http_client`: recorded, shown live, replayed."""
+"""K112, its LLM calls: two releases of the reference client with their own `http_client`, recorded, shown, replayed."""
 
 import pytest
 
