@@ -1,4 +1,4 @@
-"""The program of an agent that asks by LiteLLM: through a gateway, or by the client that our library makes.
+"""The program of an agent that asks by LiteLLM: through a gateway, and by the client that our library makes.
 
 It runs in LiteLLM's environment, with our library beside it and nothing else of this repository.
 """
@@ -22,29 +22,31 @@ async def confirm() -> None:
     """What a person is asked about, so that the handler is entered again."""
 
 
-def see(answers: dict[str, Any]) -> None:
+def see(answers: list[Any]) -> None:
     with SEEN.open("a", encoding="utf-8") as seen:
         seen.write(json.dumps(answers) + "\n")
 
 
 async def handle(question: str) -> str:
+    """Ask for a whole answer and for a stream, first through the gateway, then by the library's client."""
+    by_gateway = await asked(question, await execution().gateway_url(os.environ["GATEWAY_URL"]))
+    litellm.aclient_session = http_client()
+    by_client = await asked(question, os.environ["PROVIDER_URL"])
+    see([*by_gateway, *by_client])
+    await confirm()
+    return "".join(piece["choices"][0]["delta"]["content"] or "" for piece in by_client[1])
+
+
+async def asked(question: str, base_url: str) -> list[Any]:
     options: dict[str, Any] = {
         "model": "openai/gpt-x",
         "api_key": KEY,
+        "api_base": base_url,
         "messages": [{"role": "user", "content": question}],
     }
-    gateway_url = os.environ.get("GATEWAY_URL")
-    if gateway_url:
-        options["api_base"] = await execution().gateway_url(gateway_url)
-    else:
-        options["api_base"] = os.environ["PROVIDER_URL"]
-        litellm.aclient_session = http_client()
     whole = await litellm.acompletion(**options)
     stream = await litellm.acompletion(**options, stream=True)
-    pieces = [piece.model_dump() async for piece in stream]
-    see({"whole": whole.model_dump(), "pieces": pieces})
-    await confirm()
-    return "".join(piece["choices"][0]["delta"]["content"] or "" for piece in pieces)
+    return [whole.model_dump(), [piece.model_dump() async for piece in stream]]
 
 
 if __name__ == "__main__":
