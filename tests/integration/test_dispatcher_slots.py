@@ -179,6 +179,7 @@ async def test_a_slot_that_becomes_free_is_found_at_once(
     assert max(waits) < 1.0, waits
 
 
+@pytest.mark.alone
 async def test_a_backlog_without_a_slot_asks_a_few_times_a_second(
     kernels: Kernels, agent: ScriptedAgent, view: SlotView
 ) -> None:
