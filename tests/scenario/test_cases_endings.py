@@ -43,6 +43,7 @@ async def doors(apart: Stack) -> AsyncIterator[tuple[Kernel, Kernel]]:
         yield first, second
 
 
+@pytest.mark.alone
 async def test_d6_a_cancel_and_an_end_that_race_leave_one_end_and_both_callers_know_it(
     apart: Stack, doors: tuple[Kernel, Kernel], seed: int
 ) -> None:

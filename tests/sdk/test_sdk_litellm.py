@@ -26,6 +26,9 @@ ASKS = (
 START_SECONDS_MAX = 90.0
 SCRIPT = Path(__file__).with_name("litellm_agent.py")
 
+# To import LiteLLM takes a processor for seconds.
+pytestmark = pytest.mark.alone
+
 
 def piece(content: str | None, finish_reason: str | None = None) -> str:
     delta = {"role": "assistant", "content": content} if content is not None else {}

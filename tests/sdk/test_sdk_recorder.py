@@ -41,6 +41,7 @@ async def ran(*words: str, folder: Path, url: str = "") -> tuple[int, str]:
     return process.returncode, said.decode()
 
 
+@pytest.mark.alone
 async def test_an_execution_becomes_a_test_that_fails_once_the_handler_does_something_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
