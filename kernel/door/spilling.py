@@ -34,6 +34,7 @@ KNOWN_MAX = 262_144
 _NULL = Raw(NULL)
 _SETTLE = "settle."
 _NOT_IN_TIME = "a body could not be stored in time"
+_GONE_BACK = "a stream of bodies has gone back"
 
 Put = Callable[[bytes], Coroutine[Any, Any, int]]
 
@@ -48,6 +49,8 @@ class Spilling:
         self._known: OrderedDict[bytes, int] = OrderedDict()
         self._ends: dict[int, int] = {}
         """The highest sequence that each shard's stream of bodies is known to have given."""
+        self._losses = 0
+        """How often a stream was found to have gone back."""
 
     async def spilled(self, entry: SomeEntry, *, shard: int, deadline: float) -> SomeEntry:
         """Return the entry with its large bodies elsewhere; they are durable by then. It is not in the log yet.
@@ -60,6 +63,7 @@ class Spilling:
         if not places:
             return entry
         slots = asyncio.Semaphore(PUTS_MAX)
+        losses = self._losses
 
         async def put(payload: bytes) -> int:
             async with slots:
@@ -73,6 +77,9 @@ class Spilling:
             else:
                 seqs = await together([put(piece) for piece in pieces])
             stored[place] = spilled_as(texts[place], seqs, rest)
+        if losses != self._losses:
+            # Another request has found it out meanwhile, and what this one has put may be among what is gone.
+            raise LogUnavailable(_GONE_BACK)
         return _without(entry, stored)
 
     async def _put_shared(self, execution_id: str, pieces: Sequence[bytes], put: Put) -> list[int]:
@@ -103,7 +110,8 @@ class Spilling:
             # Another stream than the one it was: what is known to be stored may be gone, and nothing may refer to it.
             self._known.clear()
             self._ends.pop(piece.shard, None)
-            raise LogUnavailable("the stream of bodies has gone back")
+            self._losses += 1
+            raise LogUnavailable(_GONE_BACK)
         self._ends[piece.shard] = max(stored.seq, self._ends.get(piece.shard, 0))
         return stored.seq
 

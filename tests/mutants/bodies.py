@@ -24,6 +24,14 @@ OF_BODIES = (
         tests=(_DOOR + "test_nothing_refers_to_pieces_of_a_stream_that_went_back",),
     ),
     Mutant(
+        name="an entry refers to pieces that another request has found to be gone",
+        promise="G1",
+        file=_SPILLING,
+        old="if losses != self._losses:",
+        new="if False:",
+        tests=("tests/unit/test_door_spilling.py::test_what_another_request_found_to_be_gone_is_not_referred_to",),
+    ),
+    Mutant(
         name="a piece that one execution has stored stands for another's",
         promise="G7",
         file=_SPILLING,

@@ -11,6 +11,7 @@ from kernel.domain.spilling import ENTRY_BODIES_BYTES_MAX, SHARED_BYTES_MIN
 from kernel.door import spilling
 from kernel.door.spilling import Spilling
 from kernel.log.memory import MemoryLog
+from kernel.ports import Acknowledged, Piece
 from schemas.entries import (
     SCHEMA_VERSION,
     SPILLED_SCHEMA,
@@ -129,6 +130,33 @@ async def test_what_nobody_acknowledged_certainly_did_not_happen(log: MemoryLog,
 
     log.drop_acks = False
     assert (await spilled(door, submitted(LARGE))).spilled["args"].size_bytes == len(LARGE)
+
+
+async def test_what_another_request_found_to_be_gone_is_not_referred_to() -> None:
+    go_on, is_put = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryLog):
+        """Its acknowledgement of one piece comes late."""
+
+        async def put_piece(self, piece: Piece, *, timeout_seconds: float) -> Acknowledged:
+            stored = await super().put_piece(piece, timeout_seconds=timeout_seconds)
+            if b"late" in piece.payload:
+                is_put.set()
+                await go_on.wait()
+            return stored
+
+    log = Slow(shards=1)
+    door = Spilling(log)
+    await spilled(door, submitted(LARGE))
+    late = asyncio.create_task(spilled(door, submitted(LARGE[:-1] + b"late" * 20_000 + b'"', kind="tool_call")))
+    await is_put.wait()
+    log.bodies(0).restore(0)
+    with pytest.raises(LogUnavailable):
+        await spilled(door, submitted(LARGE, kind="tool_call"))
+    go_on.set()
+
+    with pytest.raises(LogUnavailable):
+        await late
 
 
 async def test_nothing_is_put_when_the_time_is_up(log: MemoryLog, door: Spilling) -> None:
