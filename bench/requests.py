@@ -1,5 +1,6 @@
 """The requests of the measures as bytes, signed beforehand, so that a load costs its sender next to nothing."""
 
+import hashlib
 import json
 import time
 from collections.abc import Sequence
@@ -56,6 +57,24 @@ def submit(held: Held, number: int, *, settles: str = "") -> bytes:
         settle,
     )
     return signed(held, f"/v0/executions/{held.execution_id}/steps", body)
+
+
+def delegated(held: Held, number: int, *, token: str, api_key: str) -> bytes:
+    """Return the submission of the n-th LLM call as a gateway makes it: by a token of the agent's, under a key."""
+    body = (
+        b'{"kind":"llm_call","target":"m","args":{"model":"m","stream":true,"n":%d,"events":3,"gap_ms":5},'
+        b'"idempotency":"safe_to_retry"}' % number
+    )
+    return _post(
+        f"/v0/executions/{held.execution_id}/steps",
+        body,
+        f"Authorization: Bearer {api_key}",
+        f"Rebuno-Agent-Id: {held.agent_id}",
+        f"Rebuno-Delegation: {token}",
+        f"Rebuno-Dispatch-Id: {held.lease.dispatch_id}",
+        f"Rebuno-Dispatch-Attempt: {held.lease.attempt}",
+        f"Idempotency-Key: gateway-{hashlib.sha256(body).hexdigest()}-0",
+    )
 
 
 def refused(held: Held, number: int) -> bytes:

@@ -60,6 +60,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     batch_commands_max: int = 4000
     owner_ttl_seconds: float = 2.0
     cached_executions_max: int = 4096
+    unreferenced_seconds: float = 2 * 3600.0
+    """How long a piece of a body is kept that no entry refers to: far longer than from its putting to its entry."""
 
     deliveries_max: int = 512
     """Webhooks one dispatcher has open at once, over all agents."""

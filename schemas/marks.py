@@ -8,6 +8,18 @@ import msgspec
 MARK_SCHEMA_VERSION = 1
 
 
+class PiecesMark(msgspec.Struct, frozen=True, kw_only=True):
+    """Which pieces of bodies no entry refers to, as far as somebody has looked.
+
+    It says of the pieces up to `end`, in the stream of bodies that `created_at` names, and of all entries up to `seq`.
+    """
+
+    created_at: str
+    end: int
+    seq: int
+    unreferenced: tuple[int, ...]
+
+
 class ShardMark(msgspec.Struct, frozen=True, kw_only=True):
     """How far a shard's log was folded. `created_at` names the stream, `checksum` is that of the entry at `seq`."""
 
@@ -20,6 +32,8 @@ class ShardMark(msgspec.Struct, frozen=True, kw_only=True):
     at: int
     """When it was recorded, in unix microseconds, by the clock of the owner: for people to read."""
     schema: int = MARK_SCHEMA_VERSION
+    pieces: PiecesMark | None = None
+    """None where nobody has looked yet; a build that knows nothing of it drops it."""
 
 
 _encoder = msgspec.json.Encoder()

@@ -14,7 +14,7 @@ from kernel.door.exchange import Request, tenant_of
 from kernel.door.pipeline import Pipeline
 from kernel.door.quotas import Quotas
 from kernel.door.refusals import error_of
-from kernel.door.spilling import Spilling, may_spill
+from kernel.door.spilling import NOTHING_STORED, Spilling, may_spill
 from kernel.ports import Outgoing
 from kernel.settings import Settings
 from schemas.answers import AnyAnswer, Created, Decided, DecidedBefore, Done, Recorded, Refusal
@@ -111,8 +111,9 @@ class Appending:
     async def append(self, request: Request, entry: AnyEntry, *, shard: int, expected: type[Answer]) -> Answer:
         """Append an entry whose right to be there is settled, its large bodies before it."""
         give_up_at = request.deadline - self._give_up_seconds
+        stored = NOTHING_STORED
         if may_spill(len(request.body)):
-            entry = await self._spilling.spilled(entry, shard=shard, deadline=give_up_at)
+            entry, stored = await self._spilling.spilled(entry, shard=shard, deadline=give_up_at)
         outgoing = Outgoing(
             shard=shard,
             tenant=entry.tenant,
@@ -122,6 +123,7 @@ class Appending:
             reply_to=self._name,
         )
         answer: AnyAnswer = await self._pipeline.decide(outgoing, give_up_at=give_up_at, deadline=request.deadline)
+        self._spilling.keep(stored)
         if isinstance(answer, expected):
             return answer
         if isinstance(answer, Refusal | DecidedBefore):

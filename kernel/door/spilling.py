@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
 from kernel.domain.errors import LogUnavailable, OutcomeUnknown
@@ -41,6 +41,16 @@ Put = Callable[[bytes], Coroutine[Any, Any, int]]
 SomeEntry = TypeVar("SomeEntry", bound=AnyEntry)
 
 
+class Stored(Struct, frozen=True):
+    """Which pieces of conversations one entry refers to, and how often a stream had gone back by then."""
+
+    known: dict[bytes, int]
+    losses: int
+
+
+NOTHING_STORED = Stored({}, 0)
+
+
 class Spilling:
     """The way of bodies to the streams beside the shards. Remembers what it has stored of conversations that go on."""
 
@@ -52,48 +62,63 @@ class Spilling:
         self._losses = 0
         """How often a stream was found to have gone back."""
 
-    async def spilled(self, entry: SomeEntry, *, shard: int, deadline: float) -> SomeEntry:
+    async def spilled(self, entry: SomeEntry, *, shard: int, deadline: float) -> tuple[SomeEntry, Stored]:
         """Return the entry with its large bodies elsewhere; they are durable by then. It is not in the log yet.
 
-        Raises LogUnavailable where one could not be stored in time: then nothing happened.
+        Once it is, `keep` is to be told what was stored. Raises LogUnavailable where a body could not be stored in
+        time: then nothing happened.
         """
         texts = dict(_bodies(entry))
         shared = ("args",) if isinstance(entry, StepSubmitted) and entry.kind == "llm_call" else ()
         places = places_to_spill({place: len(text) for place, text in texts.items()}, shared=shared)
         if not places:
-            return entry
+            return entry, NOTHING_STORED
         slots = asyncio.Semaphore(PUTS_MAX)
         losses = self._losses
 
         async def put(payload: bytes) -> int:
             async with slots:
-                return await self._put(Piece(shard, entry.tenant, entry.execution_id, payload), deadline)
+                return await self._put(Piece(shard, entry.tenant, entry.execution_id, entry.id, payload), deadline)
 
+        known: dict[bytes, int] = {}
         stored: dict[str, Spilled] = {}
         for place in places:
             pieces, rest = cut(texts[place], is_shared=place in shared)
             if place in shared:
-                seqs = await self._put_shared(entry.execution_id, pieces, put)
+                seqs = await self._put_shared(entry.execution_id, pieces, put, known)
             else:
                 seqs = await together([put(piece) for piece in pieces])
             stored[place] = spilled_as(texts[place], seqs, rest)
         if losses != self._losses:
             # Another request has found it out meanwhile, and what this one has put may be among what is gone.
             raise LogUnavailable(_GONE_BACK)
-        return _without(entry, stored)
+        return _without(entry, stored), Stored(known, losses)
 
-    async def _put_shared(self, execution_id: str, pieces: Sequence[bytes], put: Put) -> list[int]:
-        """Return the sequences of pieces, of which only those are put that are not known to be stored."""
-        of_execution = execution_id.encode()
-        keys = [hashlib.sha256(of_execution + piece).digest() for piece in pieces]
-        known = {key: self._known[key] for key in keys if key in self._known}
-        new = {key: piece for key, piece in zip(keys, pieces, strict=True) if key not in known}
-        known.update(zip(new, await together([put(piece) for piece in new.values()]), strict=True))
-        for key in keys:
-            self._known[key] = known[key]
+    def keep(self, stored: Stored) -> None:
+        """Remember what an entry refers to that is in the log now.
+
+        Not before: what no entry refers to is removed some day, and nothing may refer to it any more.
+        """
+        if stored.losses != self._losses:
+            return
+        for key, seq in stored.known.items():
+            self._known[key] = seq
             self._known.move_to_end(key)
         while len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
+
+    async def _put_shared(
+        self, execution_id: str, pieces: Sequence[bytes], put: Put, known: dict[bytes, int]
+    ) -> list[int]:
+        """Return the sequences of pieces, of which only those are put that are not known to be stored.
+
+        All of them are in `known` then.
+        """
+        of_execution = execution_id.encode()
+        keys = [hashlib.sha256(of_execution + piece).digest() for piece in pieces]
+        known |= {key: self._known[key] for key in keys if key in self._known}
+        new = {key: piece for key, piece in zip(keys, pieces, strict=True) if key not in known}
+        known.update(zip(new, await together([put(piece) for piece in new.values()]), strict=True))
         return [known[key] for key in keys]
 
     async def _put(self, piece: Piece, deadline: float) -> int:

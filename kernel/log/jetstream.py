@@ -7,14 +7,14 @@ from functools import partial
 from typing import Self
 
 from kernel.domain.errors import InvariantBroken
-from kernel.log.api import read_acknowledgement, stream_info, unix_microseconds
+from kernel.log.api import read_acknowledgement
 from kernel.log.appending import append_through
 from kernel.log.connection import Connection
 from kernel.log.control import JetStreamControlLog
 from kernel.log.driver import Delivery
 from kernel.log.follower import JetStreamFollower
 from kernel.log.limits import LogLimits
-from kernel.log.messages import direct_message, read_direct, read_last
+from kernel.log.messages import direct_message, drop_message, read_direct, read_last, read_state
 from kernel.log.naming import (
     MARKS_STREAM,
     as_message,
@@ -93,14 +93,7 @@ class JetStreamLog(JetStreamControlLog):
         return None if delivery is None else direct_message(shard, seq, delivery)
 
     async def state(self, shard: int) -> LogState:
-        info = await stream_info(self.connection, stream_name(self._checked(shard)))
-        last_seq = info.state.last_seq
-        return LogState(
-            created_at=info.created,
-            first_seq=info.state.first_seq if info.state.messages else last_seq + 1,
-            last_seq=last_seq,
-            broker_time=unix_microseconds(info.ts),
-        )
+        return await read_state(self.connection, stream_name(self._checked(shard)))
 
     async def mark(self, shard: int) -> bytes | None:
         delivery = await read_last(self.connection, MARKS_STREAM, mark_subject(self._checked(shard)))
@@ -130,6 +123,12 @@ class JetStreamLog(JetStreamControlLog):
     async def piece(self, shard: int, seq: int) -> LogMessage | None:
         delivery = await read_direct(self.connection, bodies_stream(self._checked(shard)), seq)
         return None if delivery is None else direct_message(shard, seq, delivery)
+
+    async def bodies_state(self, shard: int) -> LogState:
+        return await read_state(self.connection, bodies_stream(self._checked(shard)))
+
+    async def drop_piece(self, shard: int, seq: int) -> None:
+        await drop_message(self.connection, bodies_stream(self._checked(shard)), seq)
 
     @asynccontextmanager
     async def follow(self, shard: int, *, after_seq: int) -> AsyncGenerator[JetStreamFollower]:

@@ -166,14 +166,7 @@ class MemoryLog:
         return self._stream(shard).get(seq)
 
     async def state(self, shard: int) -> LogState:
-        self._refuse_unconnected()
-        stream = self._stream(shard)
-        return LogState(
-            created_at=stream.created_at,
-            first_seq=stream.first_seq,
-            last_seq=stream.last_seq,
-            broker_time=self._clock(),
-        )
+        return self._state(self._stream(shard))
 
     async def mark(self, shard: int) -> bytes | None:
         self._refuse_unconnected()
@@ -206,6 +199,16 @@ class MemoryLog:
         self._refuse_unconnected()
         self._stream(shard)
         return self._bodies[shard].get(seq)
+
+    async def bodies_state(self, shard: int) -> LogState:
+        self._stream(shard)
+        return self._state(self._bodies[shard])
+
+    async def drop_piece(self, shard: int, seq: int) -> None:
+        self._refuse_unconnected()
+        self._stream(shard)
+        if self._bodies[shard].get(seq) is not None:
+            self._bodies[shard].delete(seq)
 
     def bodies(self, shard: int) -> MemoryStream:
         """The stream of bodies beside a shard, for what may happen to it."""
@@ -283,6 +286,15 @@ class MemoryLog:
         if self.reject_full and not stream.has_seen(message.entry_id):
             return Rejected(reason="maximum bytes exceeded", is_full=True)
         return stream.store(message)
+
+    def _state(self, stream: MemoryStream) -> LogState:
+        self._refuse_unconnected()
+        return LogState(
+            created_at=stream.created_at,
+            first_seq=stream.first_seq,
+            last_seq=stream.last_seq,
+            broker_time=self._clock(),
+        )
 
     def _refuse_unconnected(self) -> None:
         if not self.is_connected:

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import msgspec
 
 from kernel.domain.errors import LogUnavailable
-from kernel.log.api import Answer, Refusal, call, unix_microseconds
+from kernel.log.api import Answer, Refusal, call, stream_info, unix_microseconds
 from kernel.log.connection import Connection
 from kernel.log.driver import Delivery
 from kernel.log.naming import CHECKSUM_HEADER, ENTRY_ID_HEADER, EXECUTION_HEADER, REPLY_HEADER, tenant_of
-from kernel.ports import LogMessage
+from kernel.ports import LogMessage, LogState
 
 _NOT_FOUND = "404"
 _NO_MESSAGE = 10037
@@ -71,6 +71,28 @@ async def read_last(connection: Connection, stream: str, subject: str) -> Delive
     if delivery.status or delivery.headers.get("Nats-Subject") != subject:
         raise LogUnavailable(f"the broker cannot read {subject}: status {delivery.status or 'none'}")
     return delivery
+
+
+async def drop_message(connection: Connection, stream: str, seq: int) -> None:
+    """Remove a message; one that is not there is no error. Raises LogUnavailable."""
+    try:
+        # Its bytes are not overwritten first: that costs a pass over them, and no secret is kept from a disk by it.
+        await call(connection, f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": True}, Answer)
+    except Refusal:
+        if await read_direct(connection, stream, seq) is not None:
+            raise
+
+
+async def read_state(connection: Connection, stream: str) -> LogState:
+    """Return where a stream begins and ends. Raises LogUnavailable."""
+    info = await stream_info(connection, stream)
+    last_seq = info.state.last_seq
+    return LogState(
+        created_at=info.created,
+        first_seq=info.state.first_seq if info.state.messages else last_seq + 1,
+        last_seq=last_seq,
+        broker_time=unix_microseconds(info.ts),
+    )
 
 
 async def _confirm_missing(connection: Connection, stream: str, asked: Mapping[str, object]) -> None:

@@ -86,13 +86,16 @@ def entry_headers(outgoing: Outgoing) -> dict[str, str]:
 
 
 def as_message(piece: Piece) -> Outgoing:
-    """Return a piece as a message. Its id is what it holds, so that it is stored once where it is put twice."""
+    """Return a piece as a message. Its id is its entry's and what it holds: put twice for that, it is stored once.
+
+    An entry never finds what was put for another one, which may be about to be removed because nothing refers to it.
+    """
     digest = hashlib.sha256(piece.payload).hexdigest()
     return Outgoing(
         shard=piece.shard,
         tenant=piece.tenant,
         execution_id=piece.execution_id,
-        entry_id=f"{piece.execution_id}.{digest}",
+        entry_id=f"{piece.entry_id}.{digest}",
         payload=piece.payload,
         reply_to="",
     )

@@ -19,11 +19,12 @@ class Outgoing(msgspec.Struct, frozen=True):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A piece of a body, on its way into the stream of bodies beside a shard."""
+    """A piece of a body, on its way into the stream of bodies beside a shard. `entry_id` is its entry's."""
 
     shard: int
     tenant: str
     execution_id: str
+    entry_id: str
     payload: bytes
 
 
@@ -138,12 +139,20 @@ class Log(Protocol):
     async def put_piece(self, piece: Piece, *, timeout_seconds: float) -> Acknowledged:
         """Store a piece of a body durably and return where in the stream of bodies it is; errors as of `append`.
 
-        The same piece of the same execution, put again soon, may be stored once.
+        The same piece of the same entry, put again soon, may be stored once; that of another entry is its own.
         """
         ...
 
     async def piece(self, shard: int, seq: int) -> LogMessage | None:
         """Return the piece at a sequence of the stream of bodies, None where there is none."""
+        ...
+
+    async def bodies_state(self, shard: int) -> LogState:
+        """Return the state of the stream of bodies beside a shard."""
+        ...
+
+    async def drop_piece(self, shard: int, seq: int) -> None:
+        """Remove a piece for good. One that is not there, or is removed at the same time by another, is no error."""
         ...
 
     def follow(self, shard: int, *, after_seq: int) -> AbstractAsyncContextManager[Follower]: ...

@@ -10,17 +10,15 @@ from kernel.ports import Acknowledged, Piece
 from tests.contract.log_harness import SECONDS, SHARD, SHARDS, TENANT, LogHarness, append, outgoing, read_all
 
 EXECUTION = "0199aaaa-0000-7000-8000-00000000aaaa"
-ANOTHER = "0199aaaa-0000-7000-8000-00000000bbbb"
+ENTRY, ANOTHER = "0199aaaa-0000-7000-8000-00000000bbbb", "0199aaaa-0000-7000-8000-00000000cccc"
 
 
-def piece(payload: bytes, *, execution_id: str = EXECUTION, shard: int = SHARD) -> Piece:
-    return Piece(shard=shard, tenant=TENANT, execution_id=execution_id, payload=payload)
+def piece(payload: bytes, *, entry_id: str = ENTRY, shard: int = SHARD) -> Piece:
+    return Piece(shard=shard, tenant=TENANT, execution_id=EXECUTION, entry_id=entry_id, payload=payload)
 
 
-async def put(harness: LogHarness, payload: bytes, *, execution_id: str = EXECUTION, shard: int = SHARD) -> int:
-    stored = await harness.log.put_piece(
-        piece(payload, execution_id=execution_id, shard=shard), timeout_seconds=SECONDS
-    )
+async def put(harness: LogHarness, payload: bytes, *, entry_id: str = ENTRY, shard: int = SHARD) -> int:
+    stored = await harness.log.put_piece(piece(payload, entry_id=entry_id, shard=shard), timeout_seconds=SECONDS)
     return stored.seq
 
 
@@ -36,12 +34,12 @@ class BodySuite:
             assert (found.tenant, found.execution_id, found.payload) == (TENANT, EXECUTION, payload)
             assert is_payload_sound(found.checksum, found.payload)
 
-    async def test_the_same_piece_is_stored_once_and_another_executions_is_its_own(self, harness: LogHarness) -> None:
+    async def test_the_same_piece_is_stored_once_and_another_entrys_is_its_own(self, harness: LogHarness) -> None:
         first = await harness.log.put_piece(piece(b"x"), timeout_seconds=SECONDS)
         again = await harness.log.put_piece(piece(b"x"), timeout_seconds=SECONDS)
 
         assert (first.is_duplicate, again) == (False, Acknowledged(first.seq, is_duplicate=True))
-        assert await put(harness, b"x", execution_id=ANOTHER) != first.seq
+        assert await put(harness, b"x", entry_id=ANOTHER) != first.seq
 
     async def test_pieces_are_no_entries(self, harness: LogHarness) -> None:
         await put(harness, b"x")
@@ -59,6 +57,25 @@ class BodySuite:
 
     async def test_where_nothing_was_put_nothing_is(self, harness: LogHarness) -> None:
         assert await harness.log.piece(SHARD, 1) is None
+        state = await harness.log.bodies_state(SHARD)
+        assert (state.first_seq, state.last_seq) == (1, 0)
+
+    async def test_a_piece_that_is_dropped_is_gone_and_its_place_is_not_given_again(self, harness: LogHarness) -> None:
+        seqs = [await put(harness, payload) for payload in (b"x", b"y", b"z")]
+
+        await harness.log.drop_piece(SHARD, seqs[2])
+        await harness.log.drop_piece(SHARD, seqs[0])
+        await harness.log.drop_piece(SHARD, seqs[0])
+
+        assert [await harness.log.piece(SHARD, seq) for seq in (seqs[0], seqs[2])] == [None, None]
+        kept = await harness.log.piece(SHARD, seqs[1])
+        assert kept is not None
+        assert kept.payload == b"y"
+        state, entries = await harness.log.bodies_state(SHARD), await harness.log.state(SHARD)
+        assert (state.first_seq, state.last_seq) == (seqs[1], seqs[2])
+        assert entries.last_seq == 0
+        assert abs(state.broker_time - kept.stored_at) < SECONDS * 1_000_000
+        assert await put(harness, b"w") == seqs[2] + 1
 
     async def test_many_at_once_are_all_there(self, harness: LogHarness) -> None:
         payloads = [b"%d" % number * 1000 for number in range(200)]
@@ -76,6 +93,8 @@ class BodyOutageSuite:
 
         with pytest.raises(LogUnavailable):
             await lone_harness.log.put_piece(piece(b"x"), timeout_seconds=0.3)
+        with pytest.raises(LogUnavailable):
+            await lone_harness.log.drop_piece(SHARD, 1)
 
     async def test_pieces_outlive_an_outage(self, lone_harness: LogHarness) -> None:
         seq = await put(lone_harness, b"x")

@@ -341,7 +341,7 @@ def _log_names() -> dict[str, str]:
         "bodies.stream": naming.bodies_stream(3),
         "bodies.stream.subjects": naming.bodies_subjects(3),
         "bodies.subject": naming.piece_subject(3, "default", EXECUTION),
-        "bodies.header.Nats-Msg-Id": naming.as_message(Piece(3, "default", EXECUTION, b"x")).entry_id,
+        "bodies.header.Nats-Msg-Id": naming.as_message(Piece(3, "default", EXECUTION, ENTRY, b"x")).entry_id,
     }
 
 

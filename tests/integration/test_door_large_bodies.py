@@ -267,7 +267,7 @@ async def test_a_piece_of_another_execution_is_never_shown(memory: MemoryRig) ->
         found = bodies.get(2)
         if found is not None:
             stored = await memory.memory_log.put_piece(
-                Piece(shard, "default", theirs.execution_id, found.payload), timeout_seconds=5
+                Piece(shard, "default", theirs.execution_id, "of-theirs", found.payload), timeout_seconds=5
             )
             foreign = bodies.get(stored.seq)
             assert foreign is not None

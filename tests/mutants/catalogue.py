@@ -9,6 +9,7 @@
 
 from tests.mutants.approvals import OF_APPROVALS
 from tests.mutants.bodies import OF_BODIES
+from tests.mutants.collecting import OF_COLLECTING
 from tests.mutants.control import OF_CONTROL
 from tests.mutants.dispatcher import OF_THE_DISPATCHER
 from tests.mutants.door import OF_THE_DOOR
@@ -37,6 +38,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *OF_POLICY,
     *OF_QUOTAS,
     *OF_BODIES,
+    *OF_COLLECTING,
     *OF_LLM_CALLS,
     *OF_THE_LIBRARY,
     *OF_THE_GATEWAY,

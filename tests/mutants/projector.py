@@ -21,8 +21,8 @@ OF_THE_PROJECTOR = (
         name="a mark that could not be recorded waits for the next period",
         promise="D6",
         file=_MARKS,
-        old="                    await self._record(reached)\n                    recorded_at = time.monotonic()\n",
-        new="                    recorded_at = time.monotonic()\n                    await self._record(reached)\n",
+        old="await self._record(reached, looked_at)\n                    recorded_at = time.monotonic()\n",
+        new="recorded_at = time.monotonic()\n                    await self._record(reached, looked_at)\n",
         tests=(_OF_MARKS + "test_a_mark_that_could_not_be_recorded_does_not_wait_for_the_next_period",),
     ),
     Mutant(

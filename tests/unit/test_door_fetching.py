@@ -20,6 +20,7 @@ from tests.support.wait import loop_turns
 
 EXECUTION_ID = "0199aaaa-0000-7000-8000-0000000000ff"
 OTHER_ID = "0199aaaa-0000-7000-8000-0000000000fe"
+ENTRY_ID = "0199aaaa-0000-7000-8000-0000000000fd"
 STEP = "ab" * 32
 LEASE = Lease("0199aaaa-0000-7000-8000-000000000001", 1)
 ARGS = b'{"b":1.0,"a":[1e2]}'
@@ -83,7 +84,8 @@ async def test_every_place_of_an_entry_gives_its_own_bytes() -> None:
 
 async def apart(log: MemoryLog, *payloads: bytes, execution_id: str = EXECUTION_ID) -> Spilled:
     """Put pieces beside the log and return where the text that they are is."""
-    stored = [await log.put_piece(Piece(0, "default", execution_id, each), timeout_seconds=1) for each in payloads]
+    pieces = [Piece(0, "default", execution_id, ENTRY_ID, each) for each in payloads]
+    stored = [await log.put_piece(each, timeout_seconds=1) for each in pieces]
     return spilled_as(b"".join(payloads) + b"]", [each.seq for each in stored], "]")
 
 
@@ -127,7 +129,7 @@ async def test_a_piece_that_is_not_the_one_that_was_stored_is_never_shown(fault:
         case "damaged":
             log.bodies(0).replace(replace(stored, payload=b"[7,"))
         case "other":
-            other = await log.put_piece(Piece(0, "default", EXECUTION_ID, b"[7,"), timeout_seconds=1)
+            other = await log.put_piece(Piece(0, "default", EXECUTION_ID, ENTRY_ID, b"[7,"), timeout_seconds=1)
             found = await log.piece(0, other.seq)
             assert found is not None
             log.bodies(0).replace(replace(found, seq=1))

@@ -9,7 +9,7 @@ from msgspec import UNSET, Raw
 from kernel.domain.errors import LogUnavailable
 from kernel.domain.spilling import ENTRY_BODIES_BYTES_MAX, SHARED_BYTES_MIN
 from kernel.door import spilling
-from kernel.door.spilling import Spilling
+from kernel.door.spilling import Spilling, Stored
 from kernel.log.memory import MemoryLog
 from kernel.ports import Acknowledged, Piece
 from schemas.entries import (
@@ -51,8 +51,16 @@ def submitted(args: bytes, *, kind: StepKind = "llm_call", settle: tuple[Outcome
     )
 
 
-async def spilled(door: Spilling, entry: Any, *, seconds: float = 10.0) -> Any:
+async def put(door: Spilling, entry: Any, *, seconds: float = 10.0) -> tuple[Any, Stored]:
+    """Put what is large in an entry that is not in the log yet."""
     return await door.spilled(entry, shard=0, deadline=asyncio.get_running_loop().time() + seconds)
+
+
+async def spilled(door: Spilling, entry: Any, *, seconds: float = 10.0) -> Any:
+    """Return an entry as it comes into the log."""
+    moved, stored = await put(door, entry, seconds=seconds)
+    door.keep(stored)
+    return moved
 
 
 @pytest.fixture
@@ -119,6 +127,32 @@ async def test_what_is_forgotten_is_put_again(log: MemoryLog, door: Spilling, mo
     assert len(first.spilled["args"].pieces) == stored > 2
     assert log.bodies(0).last_seq == 2 * stored - 2
     assert again.spilled["args"].sha256 == first.spilled["args"].sha256
+
+
+async def test_what_no_entry_refers_to_yet_is_put_again(log: MemoryLog, door: Spilling) -> None:
+    """Nothing refers to a piece that was put for an entry which never came: it is removed some day."""
+    text = b'"' + b"".join(b"%07d " % number for number in range(SHARED_BYTES_MIN // 4)) + b'"'
+    lost, _ = await put(door, submitted(text))
+    stored = log.bodies(0).last_seq
+
+    moved = await spilled(door, submitted(text))
+
+    assert log.bodies(0).last_seq == 2 * stored
+    assert not set(moved.spilled["args"].pieces) & set(lost.spilled["args"].pieces)
+
+
+async def test_what_was_put_before_a_stream_went_back_is_not_remembered(log: MemoryLog, door: Spilling) -> None:
+    text = b'"' + b"".join(b"%07d " % number for number in range(SHARED_BYTES_MIN // 4)) + b'"'
+    _, stored = await put(door, submitted(text))
+    log.bodies(0).restore(0)
+    with pytest.raises(LogUnavailable):
+        await put(door, submitted(LARGE, kind="tool_call"))
+    door.keep(stored)
+
+    end = log.bodies(0).last_seq
+    moved = await spilled(door, submitted(text))
+
+    assert min(moved.spilled["args"].pieces) > end
 
 
 async def test_what_nobody_acknowledged_certainly_did_not_happen(log: MemoryLog, door: Spilling) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from kernel.domain.errors import OutcomeUnknown, Unavailable
 from kernel.ports import Log, Watermark
-from schemas.marks import MARK_SCHEMA_VERSION, ShardMark, decode_mark, encode_mark
+from schemas.marks import MARK_SCHEMA_VERSION, PiecesMark, ShardMark, decode_mark, encode_mark
 from workers.projecting.batch import ShardStopped
 
 MARK_PERIOD_SECONDS = 60.0
@@ -35,6 +35,8 @@ class Marks:
         self._log = log
         self._period_seconds = period_seconds
         self._marked_seq = 0
+        self.pieces: PiecesMark | None = None
+        """What the mark says of pieces of bodies."""
 
     async def check(self) -> None:
         """Compare the log with its mark. Raises ShardStopped where it is not the log that was marked, or went back."""
@@ -42,6 +44,7 @@ class Marks:
         payload = await self._log.mark(self._shard)
         if payload is None:
             self._marked_seq = 0
+            self.pieces = None
             return
         mark = self._read(payload)
         log_state = await self._log.state(self._shard)
@@ -56,27 +59,33 @@ class Marks:
             if message is None or message.checksum != mark.checksum:
                 self._stop(f"entry {mark.seq} is not the one that was marked.")
         self._marked_seq = mark.seq
+        self.pieces = mark.pieces
 
     @asynccontextmanager
-    async def recording(self, watermark: Callable[[], Watermark]) -> AsyncGenerator[None]:
+    async def recording(
+        self, watermark: Callable[[], Watermark], pieces: Callable[[], PiecesMark | None]
+    ) -> AsyncGenerator[None]:
         """Record marks meanwhile: one soon where it is behind, then at most one a period, and only one that moved."""
-        task = asyncio.create_task(self._record_for_ever(watermark), name=f"marks of shard {self._shard}")
+        task = asyncio.create_task(self._record_for_ever(watermark, pieces), name=f"marks of shard {self._shard}")
         try:
             yield
         finally:
             task.cancel()
             await asyncio.wait([task])
 
-    async def _record_for_ever(self, watermark: Callable[[], Watermark]) -> None:
+    async def _record_for_ever(
+        self, watermark: Callable[[], Watermark], pieces: Callable[[], PiecesMark | None]
+    ) -> None:
         recorded_at: float | None = None
         is_failing = False
         while True:
-            reached = watermark()
+            reached, looked_at = watermark(), pieces() or self.pieces
             is_due = recorded_at is None or time.monotonic() - recorded_at >= self._period_seconds
             try:
                 # During a rebuild the watermark passes by what is marked already.
-                if is_due and reached.seq > self._marked_seq:
-                    await self._record(reached)
+                has_moved = reached.seq > self._marked_seq or looked_at != self.pieces
+                if is_due and has_moved and reached.seq >= max(self._marked_seq, 1):
+                    await self._record(reached, looked_at)
                     recorded_at = time.monotonic()
                     is_failing = False
             except (Unavailable, OutcomeUnknown) as error:
@@ -89,7 +98,7 @@ class Marks:
                 logger.exception("shard %d: its mark could not be recorded", self._shard)
             await asyncio.sleep(min(LOOK_SECONDS, self._period_seconds))
 
-    async def _record(self, reached: Watermark) -> None:
+    async def _record(self, reached: Watermark, pieces: PiecesMark | None) -> None:
         mark = ShardMark(
             shard=self._shard,
             created_at=reached.created_at,
@@ -98,9 +107,11 @@ class Marks:
             seq=reached.seq,
             checksum=reached.checksum,
             at=time.time_ns() // 1000,
+            pieces=pieces,
         )
         await self._log.put_mark(self._shard, encode_mark(mark), timeout_seconds=RECORD_SECONDS)
         self._marked_seq = reached.seq
+        self.pieces = pieces
 
     def _read(self, payload: bytes) -> ShardMark:
         try:

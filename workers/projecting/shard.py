@@ -32,6 +32,7 @@ from kernel.settings import Settings
 from schemas.answers import AnswerBatch, encode_answer, encode_batch
 from schemas.records import Header, encode_record
 from workers.projecting.batch import FoldedBatch, ShardStopped, ViewDamaged, fold_batch, inspect
+from workers.projecting.collecting import Collecting
 from workers.projecting.marks import Marks
 from workers.projecting.memory import ShardMemory
 
@@ -61,6 +62,7 @@ class ShardOwner:
         self._view = view
         self._wakes = wakes
         self._marks = Marks(self.shard, log)
+        self._collecting = Collecting(self.shard, log, unreferenced_seconds=settings.unreferenced_seconds)
         self._memory = self._fresh_memory()
         self._watermark = Watermark(created_at="", seq=0, checksum="")
         self._rebuild_until = 0
@@ -163,7 +165,8 @@ class ShardOwner:
         keep_seconds = settings.owner_ttl_seconds / 4
         waiting: deque[LogMessage] = deque()
         async with (
-            self._marks.recording(lambda: self._watermark),
+            self._marks.recording(lambda: self._watermark, lambda: self._collecting.mark),
+            self._collecting.beside(self._marks.pieces, self._watermark.seq),
             self._log.follow(self.shard, after_seq=self._watermark.seq) as follower,
         ):
             restarts = follower.restarts
@@ -207,6 +210,7 @@ class ShardOwner:
         log_bytes = self._memory.grown(item.message for item in folded.answered)
         await self._apply(self._batch_of(folded, watermark, log_bytes))
         self._memory.log_bytes.update(log_bytes)
+        self._collecting.note(folded.answered)
         for _ in range(folded.count):
             waiting.popleft()
         self._memory.settle(change.after.execution_id for change in folded.changes)

@@ -249,6 +249,12 @@ class RemoteLog:
     async def piece(self, shard: int, seq: int) -> LogMessage | None:
         return await self._ask(partial(self._log.piece, shard, seq))
 
+    async def bodies_state(self, shard: int) -> LogState:
+        return await self._ask(partial(self._log.bodies_state, shard))
+
+    async def drop_piece(self, shard: int, seq: int) -> None:
+        await self._ask(partial(self._log.drop_piece, shard, seq))
+
     @asynccontextmanager
     async def follow(self, shard: int, *, after_seq: int) -> AsyncGenerator[Follower]:
         async with self._log.follow(shard, after_seq=after_seq) as follower:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping
 
 import msgspec
+from msgspec import UnsetType
 
 from kernel.domain.errors import KernelError
 from kernel.ports import Batch, Watermark
@@ -27,6 +28,7 @@ SETTLE_SECONDS_MAX = 120.0
 """Virtual time in which everything has to end once the faults are over."""
 ANSWER_SECONDS_MAX = SETTINGS.budget_seconds + 1.5
 """The budget, a look at the view or the log on the way out, and the network."""
+COLLECT_SECONDS = 2 * SETTINGS.unreferenced_seconds
 _LOOK_SECONDS = 0.25
 _END_SECONDS_MAX = 60.0
 _END_ROUNDS_MAX = 5
@@ -119,6 +121,10 @@ class _Scenario:
             await world.network.pause(2.0)
         self.faults.mend()
         is_settled = await self._settle(clients)
+        if await _pieces(world):
+            # What no entry refers to is removed meanwhile, and nothing else.
+            await world.network.pause(COLLECT_SECONDS)
+            self.findings += await _missing_pieces(world)
         reads = await self._read(client_process)
         self.findings += check(
             world.history,
@@ -212,7 +218,26 @@ def _outcome_text(step: Mapping[str, object]) -> str:
     return "" if found is None else msgspec.json.encode(found).decode()
 
 
-# ---------------------------------------------------------------- the view against the log
+# ---------------------------------------------------------------- the view, and the pieces, against the log
+
+
+async def _pieces(world: World) -> int:
+    """Return how many pieces of bodies were ever put."""
+    return sum([(await world.log.bodies_state(shard)).last_seq for shard in range(SETTINGS.shards)])
+
+
+async def _missing_pieces(world: World) -> list[str]:
+    """Whether every piece that some entry refers to is where it was put."""
+    findings: list[str] = []
+    for shard in range(SETTINGS.shards):
+        for seq in range(1, (await world.log.state(shard)).last_seq + 1):
+            message = await world.log.get(shard, seq)
+            entry = None if message is None else inspect(message).entry
+            bodies = () if entry is None or isinstance(entry.spilled, UnsetType) else entry.spilled.values()
+            for piece in {piece for body in bodies for piece in body.pieces}:
+                if await world.log.piece(shard, piece) is None:
+                    findings.append(f"shard {shard}: entry {seq} refers to piece {piece}, which is gone")
+    return findings
 
 
 async def _refold_differs(world: World) -> list[str]:

@@ -65,6 +65,7 @@ SETTINGS = SmallSettings(
     republish_seconds=0.5,
     due_hold_seconds=3.0,
     owner_ttl_seconds=2.0,
+    unreferenced_seconds=8.0,
 )
 
 Reply = tuple[int, dict[bytes, bytes], bytes]
