@@ -21,7 +21,7 @@ from workers.dispatching.delivery import Deliveries
 from workers.dispatching.entries import agent_missing, approval_expired, deadline_passed, lease_expired
 from workers.dispatching.slots import Slot, Slots
 from workers.dispatching.tasks import Tasks
-from workers.dispatching.turns import Owner, Returns, Turn, Turns
+from workers.dispatching.turns import Owner, Returns, Turn, Turns, at_least_ms
 from workers.webhook import WebhookSender
 
 GROUP = "dispatchers"
@@ -179,8 +179,8 @@ class Dispatcher:
         try:
             slot = await self._slots.take(item, limit=turn.limit if agent is None else agent.max_concurrency)
             if slot is None:
-                delay_ms = int(self._refuse(turn) * 1000)
-                await self._view.defer(turn.shard, [item], delay_ms=delay_ms)
+                # Back before its turn it would wait for whatever happens next.
+                await self._view.defer(turn.shard, [item], delay_ms=at_least_ms(self._refuse(turn)))
                 # The loop asks when that will be, and is there in time.
                 self._woken[turn.shard].set()
         except Unavailable as error:

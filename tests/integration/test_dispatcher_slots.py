@@ -180,6 +180,27 @@ async def test_a_slot_that_becomes_free_is_found_at_once(
 
 
 @pytest.mark.alone
+async def test_a_delivery_that_waits_for_a_slot_is_back_when_its_turn_comes_and_not_before(
+    kernels: Kernels, agent: ScriptedAgent, view: SlotView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its waits then end just before a full millisecond, which is what the view counts in.
+    monkeypatch.setattr("workers.dispatcher.secrets.randbelow", lambda _: 12)
+    waits: list[float] = []
+    async with kernels() as kernel:
+        for count in range(1, 6):
+            await view.occupy()
+            await kernel.create(limits=LONG_LEASE)
+            assert await is_quiet(agent, count - 1, 0.5)
+            await view.leave()
+            started = time.monotonic()
+            waits.append((await agent.hears(count)).at - started)
+            await wait_until_async(view.occupy, "the slot to be given back")
+
+    # One that is back too early waits until something else happens, which is half a second later.
+    assert max(waits) < 0.4, waits
+
+
+@pytest.mark.alone
 async def test_a_backlog_without_a_slot_asks_a_few_times_a_second(
     kernels: Kernels, agent: ScriptedAgent, view: SlotView
 ) -> None:

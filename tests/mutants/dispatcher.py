@@ -18,6 +18,14 @@ _OF_TURNS = "tests/unit/test_dispatch_turns.py::"
 
 OF_THE_DISPATCHER = (
     Mutant(
+        name="a delivery without a slot is back before its turn",
+        promise="D6",
+        file=_TURNS,
+        old="return math.ceil(seconds * 1000) + 1",
+        new="return int(seconds * 1000)",
+        tests=(_OF_TURNS + "test_what_the_view_is_told_to_give_back_never_comes_before_its_time",),
+    ),
+    Mutant(
         name="the acceptance of an earlier claim is taken for that of a later one",
         promise="G3",
         file=_CLAIMS,

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kernel.ports import DueItem
 from schemas.records import Header
 from tests.support.folding import ListLog, uuid_number
-from workers.dispatching.turns import WAITING_MAX, Returns, Turn, Turns
+from workers.dispatching.turns import WAITING_MAX, Returns, Turn, Turns, at_least_ms
 
 NEVER = 1e9
 
@@ -191,6 +191,14 @@ class TurnsMachine(RuleBasedStateMachine):
 
 
 TestTurnsMachine = TurnsMachine.TestCase
+
+
+@given(seconds=st.floats(0.0, 10.0), told_at=st.floats(0.0, 10.0))
+def test_what_the_view_is_told_to_give_back_never_comes_before_its_time(seconds: float, told_at: float) -> None:
+    due_at_ms = int(told_at * 1000) + at_least_ms(seconds)
+    # The first moment at which the view's clock, in whole milliseconds, says that it is due.
+    assert due_at_ms / 1000 >= told_at + seconds - 1e-9
+    assert at_least_ms(seconds) <= seconds * 1000 + 2
 
 
 def test_returned_items_come_back_spaced_out() -> None:

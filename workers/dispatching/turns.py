@@ -3,6 +3,7 @@
 Pure bookkeeping over a clock that is handed in. An agent that is slow or dead fills its own places and no others.
 """
 
+import math
 from collections import Counter, OrderedDict, deque
 from typing import TypeVar
 
@@ -193,6 +194,14 @@ class Returns:
         first_at = max(self._next_at.get(owner, 0.0), now + self.FIRST_SECONDS)
         self._next_at[owner] = min(first_at + count * self.SPACING_SECONDS, now + self.LAST_SECONDS)
         return int((first_at - now) * 1000)
+
+
+def at_least_ms(seconds: float) -> int:
+    """Return the milliseconds after which something is due again that is not to come before so many seconds.
+
+    The view counts in whole milliseconds of its own clock, so that what it was told may be over by one of them less.
+    """
+    return math.ceil(seconds * 1000) + 1
 
 
 def _count_down(counts: "Counter[T]", key: T) -> None:

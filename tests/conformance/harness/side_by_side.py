@@ -5,6 +5,7 @@ a thread. Each test then only waits for the outcome of its own; tests on other w
 """
 
 import asyncio
+import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
@@ -22,6 +23,8 @@ BODY_SECONDS_MAX = 200.0
 RUNNING_MAX = 64
 BEGIN_GAP_SECONDS = 0.2
 """Between the beginnings of two bodies: some time what they wait for, and all beginning at once would be late."""
+
+SWITCH_SECONDS = 0.0005
 
 
 class Outcomes(Protocol):
@@ -60,6 +63,9 @@ class Background:
         self._folder = folder
         self._loop = asyncio.new_event_loop()
         self._slots = asyncio.Semaphore(RUNNING_MAX)
+        # The tests of this worker compute meanwhile: by default they hold up every turn of this loop for 5 ms, and for
+        # seconds what takes many of them.
+        sys.setswitchinterval(SWITCH_SECONDS)
         self._thread = Thread(target=self._loop.run_forever, name="side-by-side")
         self._thread.start()
         self._running: dict[Body, Future[None]] = {
