@@ -159,10 +159,8 @@ async def test_waiting_for_a_slot_uses_up_no_attempt_and_appends_nothing(
     assert story[2:] == ["dispatch.queued 0", "dispatch.acked 1"]
 
 
-@pytest.mark.alone
-async def test_a_slot_that_becomes_free_is_found_at_once(
-    kernels: Kernels, agent: ScriptedAgent, view: SlotView
-) -> None:
+async def _waits_for_a_slot(kernels: Kernels, agent: ScriptedAgent, view: SlotView) -> list[float]:
+    """Return how long after a slot became free the delivery that waited for it was heard, five times, in order."""
     waits: list[float] = []
     async with kernels() as kernel:
         for count in range(1, 6):
@@ -174,9 +172,17 @@ async def test_a_slot_that_becomes_free_is_found_at_once(
             waits.append((await agent.hears(count)).at - started)
             # The next round begins when the call has ended.
             await wait_until_async(view.occupy, "the slot to be given back")
+    return sorted(waits)
 
-    assert sorted(waits)[2] < 0.2, waits
-    assert max(waits) < 1.0, waits
+
+@pytest.mark.alone
+async def test_a_slot_that_becomes_free_is_found_at_once(
+    kernels: Kernels, agent: ScriptedAgent, view: SlotView
+) -> None:
+    waits = await _waits_for_a_slot(kernels, agent, view)
+
+    assert waits[2] < 0.2, waits
+    assert waits[-1] < 1.0, waits
 
 
 @pytest.mark.alone
@@ -185,19 +191,11 @@ async def test_a_delivery_that_waits_for_a_slot_is_back_when_its_turn_comes_and_
 ) -> None:
     # Its waits then end just before a full millisecond, which is what the view counts in.
     monkeypatch.setattr("workers.dispatcher.secrets.randbelow", lambda _: 12)
-    waits: list[float] = []
-    async with kernels() as kernel:
-        for count in range(1, 6):
-            await view.occupy()
-            await kernel.create(limits=LONG_LEASE)
-            assert await is_quiet(agent, count - 1, 0.5)
-            await view.leave()
-            started = time.monotonic()
-            waits.append((await agent.hears(count)).at - started)
-            await wait_until_async(view.occupy, "the slot to be given back")
+
+    waits = await _waits_for_a_slot(kernels, agent, view)
 
     # One that is back too early waits until something else happens, which is half a second later.
-    assert max(waits) < 0.4, waits
+    assert waits[-1] < 0.4, waits
 
 
 @pytest.mark.alone
