@@ -37,7 +37,7 @@ class Publisher:
             execution_id=execution_id,
             entry_id="",
             payload=encode_entry(submission(held, 1, expires=time.time_ns() // 1000)),
-            reply_to="doorxxxxxxxxxxxx",
+            reply_to="door000000000000",
         )
 
     async def rate(self, *, in_flight: int, seconds: float, warm_seconds: float) -> float:

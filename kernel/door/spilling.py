@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -85,7 +85,9 @@ class Spilling:
         for place in places:
             pieces, rest = cut(texts[place], is_shared=place in shared)
             if place in shared:
-                seqs = await self._put_shared(entry.execution_id, pieces, put, known)
+                keys = _keys(entry.execution_id, pieces)
+                known = await self._put_shared(dict(zip(keys, pieces, strict=True)), put)
+                seqs = [known[key] for key in keys]
             else:
                 seqs = await together([put(piece) for piece in pieces])
             stored[place] = spilled_as(texts[place], seqs, rest)
@@ -107,19 +109,11 @@ class Spilling:
         while len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
 
-    async def _put_shared(
-        self, execution_id: str, pieces: Sequence[bytes], put: Put, known: dict[bytes, int]
-    ) -> list[int]:
-        """Return the sequences of pieces, of which only those are put that are not known to be stored.
-
-        All of them are in `known` then.
-        """
-        of_execution = execution_id.encode()
-        keys = [hashlib.sha256(of_execution + piece).digest() for piece in pieces]
-        known |= {key: self._known[key] for key in keys if key in self._known}
-        new = {key: piece for key, piece in zip(keys, pieces, strict=True) if key not in known}
-        known.update(zip(new, await together([put(piece) for piece in new.values()]), strict=True))
-        return [known[key] for key in keys]
+    async def _put_shared(self, pieces: Mapping[bytes, bytes], put: Put) -> dict[bytes, int]:
+        """Return the sequence of each piece by its key; only those are put that are not known to be stored."""
+        known = {key: self._known[key] for key in pieces if key in self._known}
+        new = {key: piece for key, piece in pieces.items() if key not in known}
+        return known | dict(zip(new, await together([put(piece) for piece in new.values()]), strict=True))
 
     async def _put(self, piece: Piece, deadline: float) -> int:
         left_seconds = deadline - asyncio.get_running_loop().time()
@@ -139,6 +133,12 @@ class Spilling:
             raise LogUnavailable(_GONE_BACK)
         self._ends[piece.shard] = max(stored.seq, self._ends.get(piece.shard, 0))
         return stored.seq
+
+
+def _keys(execution_id: str, pieces: Sequence[bytes]) -> list[bytes]:
+    """Return what each piece is remembered by: it and whose it is."""
+    of_execution = execution_id.encode()
+    return [hashlib.sha256(of_execution + piece).digest() for piece in pieces]
 
 
 def may_spill(request_bytes: int) -> bool:

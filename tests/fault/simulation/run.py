@@ -29,6 +29,7 @@ SETTLE_SECONDS_MAX = 120.0
 ANSWER_SECONDS_MAX = SETTINGS.budget_seconds + 1.5
 """The budget, a look at the view or the log on the way out, and the network."""
 COLLECT_SECONDS = 2 * SETTINGS.unreferenced_seconds
+"""Virtual time after which a piece that no entry refers to is mostly gone."""
 _LOOK_SECONDS = 0.25
 _END_SECONDS_MAX = 60.0
 _END_ROUNDS_MAX = 5
