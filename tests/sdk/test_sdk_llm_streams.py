@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import httpx2
 import pytest
+import zstandard
 from openai import AsyncOpenAI
 
 from stepwell import execution, http_client
@@ -180,6 +181,55 @@ async def test_a_stream_that_is_compressed_is_streamed_and_recorded_plain() -> N
 
     assert run.output == TEXT, run.failure_reason
     assert run.steps[0].result["body"] == STREAM.decode()
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "text/event-stream"])
+async def test_l2_what_comes_in_zstd_is_handed_on_and_recorded_plain(content_type: str) -> None:
+    plain = STREAM if "stream" in content_type else json.dumps({"text": TEXT}, ensure_ascii=False).encode()
+    headers = {"content-type": content_type, "content-encoding": "zstd"}
+    reply = streamed(zstandard.compress(plain), size=7, headers=headers)
+    async with wire_provider(reply) as provider, LocalKernel() as kernel:
+        seen: list[bytes] = []
+
+        async def handle() -> None:
+            async with http_client(library="httpx") as client:
+                body = {"model": "m", "stream": "stream" in content_type}
+                seen.append((await client.post(provider.url, json=body)).content)
+
+        run = await kernel.run(handle, replay="always")
+
+    assert run.status == "completed", run.failure_reason
+    # It is this library that asks for it.
+    assert "zstd" in provider.head_of(0)["accept-encoding"]
+    assert provider.hits == 1
+    assert len(seen) >= 2
+    assert set(seen) == {plain}
+    assert run.steps[0].result["body"] == plain.decode()
+
+
+async def test_s3_a_stream_in_any_form_that_the_rules_allow_is_whole_and_passed_on_untouched() -> None:
+    half, _, other_half = chunk("b").partition(", ")
+    usage = json.dumps({"usage": {"prompt_tokens": 9, "completion_tokens": 4}, "unknown": [1.50]})
+    stream = (
+        f": a comment\n\nevent:chunk\ndata:{chunk('a')}\n\ndata: {half},\ndata: {other_half}\n\ndata:\n\n"
+        f"id: 7\nretry:10\ndata:{chunk(finish='stop')}\n\ndata:{chunk(finish='length')}\n\n"
+        f"data:{usage}\n\ndata: [DONE]\n\n: and more\n\ndata: bytes after it"
+    ).encode()
+    async with wire_provider(streamed(stream, size=11)) as provider, LocalKernel() as kernel:
+        seen: list[bytes] = []
+
+        async def handle() -> None:
+            seen.append((await raw(provider))[1])
+
+        run = await kernel.run(handle, replay="always")
+
+    assert run.status == "completed", run.failure_reason
+    assert provider.hits == 1
+    assert len(seen) >= 2
+    assert set(seen) == {stream}
+    assert run.steps[0].result["body"] == stream.decode()
+    assert run.steps[0].usage is not None
+    assert (run.steps[0].usage.input_tokens, run.steps[0].usage.output_tokens) == (9, 4)
 
 
 # ---------------------------------------------------------------- streams that do not end well
