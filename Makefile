@@ -58,9 +58,11 @@ pure: venv ## run the tests without servers; the pure parts must be covered whol
 clients: venv ## install what tests use as its users do into .cache: the reference clients, LiteLLM
 	@$(BIN)/python -m tests.clients
 
-# A file's tests share its servers and its waits, so they stay on one worker. What measures speed runs alone, last.
+# A file's tests share its servers, so they stay on one worker. What measures how long it waits runs after the others, at
+# once; what measures speed runs alone, last.
 suite: venv clients ## run the tests with real servers, from outside, and with the reference clients
-	$(BIN)/pytest -n $(WAITERS) --dist loadfile -m 'not alone and not soak' --durations 15 $(SERVED)
+	$(BIN)/pytest -n $(WAITERS) --dist loadfile -m 'not waits and not alone and not soak' --durations 15 $(SERVED)
+	$(BIN)/pytest -n 0 -m waits tests/conformance
 	$(BIN)/pytest -n 0 -m alone $(SERVED)
 
 soak: venv ## half an hour of faults of every kind under load, then the slow fault tests (SEED=1: repeat a run)
@@ -68,7 +70,8 @@ soak: venv ## half an hour of faults of every kind under load, then the slow fau
 	STEPWELL_TEST_SEED=$(SEED) $(BIN)/pytest -v -m soak $(SERVED)
 
 coverage: venv ## run all tests and show what of the whole code they miss
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --cov --cov-report term-missing:skip-covered
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m 'not waits and not soak' --cov --cov-report=
+	$(BIN)/pytest -n 0 -m waits --cov --cov-append --cov-report term-missing:skip-covered tests/conformance
 
 format: venv ## lay out the code
 	$(BIN)/ruff format .

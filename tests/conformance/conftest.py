@@ -1,13 +1,12 @@
 """The kernels under test and the access that a test has to them."""
 
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from tests.conformance.harness.kernel import Kernel, connected
-from tests.conformance.harness.side_by_side import Background, Elsewhere, Outcomes, body_of, is_first
+from tests.conformance.harness.side_by_side import Background, body_of
 from tests.conformance.harness.stacks import Stacks
 from tests.support.stack import Stack
 
@@ -32,25 +31,10 @@ async def kernel(stack: Stack) -> AsyncIterator[Kernel]:
         yield access
 
 
-@pytest.fixture(scope="session", autouse=True)
-def background(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes | None]:
-    """The outcomes of all selected tests that were made by `side_by_side`. Their bodies start with the first test."""
+@pytest.fixture(scope="session")
+def background(request: pytest.FixtureRequest, stack: Stack) -> Iterator[Background]:
+    """The outcomes of all selected tests that were made by `side_by_side`. The first of them starts their bodies."""
     tests = [item.function for item in request.session.items if isinstance(item, pytest.Function)]
-    bodies = [body for test in tests if (body := body_of(test)) is not None]
-    if not bodies:
-        yield None
-        return
-    folder = _shared_folder(request.config, tmp_path_factory) / "side-by-side"
-    if not is_first(folder):
-        yield Elsewhere(folder)
-        return
-    stack = request.getfixturevalue("stack")
-    running = Background(stack.url, stack.api_key, bodies, folder=folder)
+    running = Background(stack.url, stack.api_key, [body for test in tests if (body := body_of(test)) is not None])
     yield running
-    running.close(is_interrupted=bool(request.session.shouldstop or request.session.shouldfail))
-
-
-def _shared_folder(config: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of this run: one for all of its workers, each of which has its own below it."""
-    own = tmp_path_factory.getbasetemp()
-    return own.parent if hasattr(config, "workerinput") else own
+    running.close()
