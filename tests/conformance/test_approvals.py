@@ -352,7 +352,6 @@ async def test_k66_a_step_that_must_not_run_twice_holds_the_dispatch_back_until_
     assert (await resumed.decide("once", idempotency="at_most_once"))["result"] == "kept"
 
 
-@pytest.mark.alone
 @side_by_side
 async def test_k66_a_step_that_never_ends_holds_the_dispatch_back_until_its_lease_ends(kernel: Kernel) -> None:
     lease = await (await asking_agent(kernel)).acknowledged()

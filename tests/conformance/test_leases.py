@@ -156,7 +156,6 @@ async def test_k63_after_an_expiry_only_the_claimed_attempt_counts(kernel: Kerne
     assert accepted(await lease.complete(step_id, 1)) == {"decision": "recorded"}
 
 
-@pytest.mark.alone
 @side_by_side
 async def test_k63_a_refused_attempt_does_not_renew_the_lease(kernel: Kernel) -> None:
     agent = await kernel.agent()
@@ -188,13 +187,11 @@ async def _assert_redelivered(agent: Agent, lease: Lease, renewed: tuple[float, 
     assert types.count("dispatch.failed") == 0
 
 
-@pytest.mark.alone
 @side_by_side
 async def test_k64_heartbeats_alone_keep_the_lease(kernel: Kernel) -> None:
     await _kept_by(kernel, Lease.heartbeat, status=204)
 
 
-@pytest.mark.alone
 @side_by_side
 async def test_k64_submissions_alone_keep_the_lease(kernel: Kernel) -> None:
     await _kept_by(kernel, Lease.submit, status=200)
@@ -207,33 +204,31 @@ async def _kept_by(kernel: Kernel, renew: Callable[[Lease], Awaitable[httpx.Resp
 
     async def renewing() -> None:
         nonlocal renewed
-        sent_at = time.monotonic()
+        sent_at = time.time()
         accepted(await renew(lease), status)
-        renewed = (sent_at, time.monotonic())
+        renewed = (sent_at, time.time())
 
-    await _every(LEASE_SECONDS / 3, renewing, until=time.monotonic() + 1.6 * LEASE_SECONDS)
+    await _every(LEASE_SECONDS / 3, renewing, until=time.time() + 1.6 * LEASE_SECONDS)
 
     assert len(agent.endpoint.of(lease.execution_id)) == 1
     await _assert_redelivered(agent, lease, renewed)
 
 
-@pytest.mark.alone
 @side_by_side
 async def test_k64_a_lease_that_nothing_renews_ends_after_its_period(kernel: Kernel) -> None:
     agent = await kernel.agent()
-    before = time.monotonic()
+    before = time.time()
     lease = await agent.acknowledged()
 
-    await _assert_redelivered(agent, lease, (before, time.monotonic()))
+    await _assert_redelivered(agent, lease, (before, time.time()))
 
 
-@pytest.mark.alone
 @side_by_side
 async def test_k64_outcomes_do_not_keep_the_lease(kernel: Kernel) -> None:
     agent = await kernel.agent()
     lease = await agent.acknowledged()
     ids = [await lease.proceed("search") for _ in range(4)]
-    submitted_at = time.monotonic()
+    submitted_at = time.time()
 
     async def complete() -> None:
         accepted(await lease.complete(ids.pop(), 1))
@@ -264,13 +259,13 @@ async def test_k67_a_heartbeat_after_the_end_is_superseded(kernel: Kernel, end: 
 
 
 async def _every(interval_seconds: float, act: Callable[[], Awaitable[None]], *, until: float) -> None:
-    """Act now and after every interval, and never begin to after a moment of the monotonic clock."""
-    at = time.monotonic()
-    while max(at, time.monotonic()) < until:
+    """Act now and after every interval, and never begin to after a moment in unix seconds."""
+    at = time.time()
+    while max(at, time.time()) < until:
         await act()
         at += interval_seconds
         await wait_until_async(
-            lambda moment=at: time.monotonic() >= moment,
+            lambda moment=at: time.time() >= moment,
             "the next moment",
             deadline_seconds=interval_seconds + 5.0,
         )

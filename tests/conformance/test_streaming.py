@@ -7,7 +7,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-import pytest
 
 from tests.conformance.harness.agent import Lease
 from tests.conformance.harness.answers import accepted, details, envelope
@@ -98,7 +97,6 @@ def _bearer(kernel: Kernel) -> Mapping[str, str]:
     return {"Authorization": f"Bearer {kernel.api_key}"}
 
 
-@pytest.mark.alone
 @side_by_side
 async def test_k105_a_subscriber_that_does_not_read_slows_nobody_and_is_disconnected(kernel: Kernel) -> None:
     lease, step_id = await _started(kernel)

@@ -5,8 +5,6 @@ import time
 from statistics import median
 from typing import Any
 
-import pytest
-
 from tests.conformance.harness.agent import Agent
 from tests.conformance.harness.calls import AGENT_ID, sha256_signature
 from tests.conformance.harness.endpoint import Answer, Delivery, in_turn
@@ -34,7 +32,7 @@ def _assert_webhook(agent: Agent, delivery: Delivery, execution: dict[str, Any],
     assert type(body["lease_timeout_seconds"]) in {int, float}
     assert body["lease_timeout_seconds"] == LEASE_SECONDS
     assert type(body["sent_at"]) is int
-    assert abs(delivery.arrived_at - body["sent_at"]) <= 2.0
+    assert abs(delivery.at - body["sent_at"]) <= 2.0
     assert delivery.headers["content-type"] == "application/json"
     assert delivery.headers["rebuno-execution-id"] == execution["id"]
     assert delivery.headers["rebuno-signature"] == sha256_signature(agent.secret, delivery.raw_body)
@@ -81,14 +79,13 @@ async def test_k68_the_address_is_called_as_it_was_registered(kernel: Kernel) ->
 async def _arrival_seconds(agent: Agent) -> float:
     """From the answer of a create to its webhook."""
     execution = await agent.create()
-    answered_at = time.monotonic()
+    answered_at = time.time()
     lease = await agent.lease(execution["id"])
     seconds = agent.endpoint.of(execution["id"])[0].at - answered_at
     await lease.complete_execution()
     return seconds
 
 
-@pytest.mark.alone
 @side_by_side
 async def test_k75_a_silent_agent_is_given_up_after_thirty_seconds_and_holds_up_nobody(kernel: Kernel) -> None:
     silent = await kernel.agent(in_turn(Answer(is_silent=True), Answer(200)))

@@ -72,10 +72,10 @@ async def test_a_claim_that_never_sent_comes_back_with_its_lease(kernels: Kernel
 async def test_a_deadline_cancels_within_a_second(kernels: Kernels, agent: ScriptedAgent) -> None:
     async with kernels(agent) as kernel:
         execution_id = await kernel.create(limits=LONG_LEASE, life_seconds=1.0)
-        started = time.monotonic()
+        started = time.time()
         await kernel.tells(execution_id, "execution.cancelled deadline_exceeded")
 
-    assert time.monotonic() - started < 2.2
+    assert time.time() - started < 2.2
 
 
 async def test_a_dispatch_that_finds_its_agent_gone_ends_the_execution(kernels: Kernels) -> None:
@@ -133,7 +133,7 @@ async def test_one_agent_that_hangs_delays_no_other(kernels: Kernels, agent: Scr
             await hanging.hears(5)
             waits: list[float] = []
             for count in range(1, 21):
-                started = time.monotonic()
+                started = time.time()
                 await kernel.create(limits=LONG_LEASE)
                 waits.append((await agent.hears(count)).at - started)
             hanging.release.set()
@@ -200,7 +200,7 @@ async def test_a_stopped_dispatcher_gives_back_what_still_waits(kernels: Kernels
         await is_quiet(agent, 1, 0.3)
         first.stop()
         await asyncio.wait_for(running, 5)
-        started = time.monotonic()
+        started = time.time()
         agent.release.set()
         replacement = asyncio.ensure_future(second.run())
         heard = await agent.hears(2)

@@ -53,7 +53,7 @@ def _assert_signed(agent_secret: str, delivery: Delivery) -> None:
     assert "transfer-encoding" not in headers
     assert "content-encoding" not in headers
     assert tuple(delivery.body) == MEMBERS
-    assert abs(delivery.arrived_at - delivery.body["sent_at"]) <= SENT_AT_SECONDS_MAX
+    assert abs(delivery.at - delivery.body["sent_at"]) <= SENT_AT_SECONDS_MAX
 
 
 SECRETS = {
@@ -310,7 +310,7 @@ async def _waits(agents: list[Agent]) -> list[float]:
         found: list[float] = []
         for _ in range(DELIVERIES_EACH):
             execution = await agent.create()
-            created_at = time.monotonic()
+            created_at = time.time()
             found.append((await agent.delivery(execution["id"])).at - created_at)
         return found
 

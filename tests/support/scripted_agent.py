@@ -13,7 +13,7 @@ from tests.support.wait import wait_until_async
 
 
 class Webhook(msgspec.Struct, frozen=True):
-    """One delivery that an agent received; `at` is the time on the monotonic clock."""
+    """One delivery that an agent received; `at` is in unix seconds, by the clock of the kernel."""
 
     at: float
     execution_id: str
@@ -46,7 +46,7 @@ class ScriptedAgent:
         body = msgspec.json.decode(raw.partition(b"\r\n\r\n")[2])
         answer = self.answers[min(len(self.webhooks), len(self.answers) - 1)]
         self.raw.append(raw)
-        self.webhooks.append(Webhook(at=time.monotonic(), **body))
+        self.webhooks.append(Webhook(at=time.time(), **body))
         self.open += 1
         self.open_most = max(self.open_most, self.open)
         try:

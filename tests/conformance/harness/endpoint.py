@@ -28,11 +28,10 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Delivery:
-    """One webhook as it arrived. `at` is monotonic, `arrived_at` unix time, both in seconds."""
+    """One webhook as it arrived. Times are unix seconds, as a kernel counts waits and leases by the same clock."""
 
     def __init__(self, raw: bytes) -> None:
-        self.at = time.monotonic()
-        self.arrived_at = time.time()
+        self.at = time.time()
         head, _, self.raw_body = raw.partition(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
         self.method, self.target, self.version = first.split(" ")
@@ -43,7 +42,7 @@ class Delivery:
         """Of the answer, as far as the kernel's side took them."""
         self.answered_at: float | None = None
         self.ended_at: float | None = None
-        """When the kernel closed the connection, on the monotonic clock."""
+        """When the kernel closed the connection."""
 
     @property
     def body(self) -> dict[str, Any]:
@@ -101,7 +100,7 @@ class Endpoint:
                     answer = await answer
                 await _send(connection, delivery, answer)
             except OSError:
-                delivery.ended_at = time.monotonic()
+                delivery.ended_at = time.time()
                 raise
 
 
@@ -111,11 +110,11 @@ async def _send(connection: Connection, delivery: Delivery, answer: Answer) -> N
         raise ConnectionResetError("the kernel gave up waiting")
     head = f"HTTP/1.1 {answer.status} Scripted\r\n" + "".join(f"{k}: {v}\r\n" for k, v in answer.headers.items())
     if not answer.is_endless:
-        delivery.answered_at = time.monotonic()
+        delivery.answered_at = time.time()
         await connection.send(f"{head}Content-Length: {len(answer.body)}\r\n\r\n".encode() + answer.body)
         return
     await connection.send(f"{head}Content-Length: 1000000000\r\n\r\n".encode())
-    delivery.answered_at = time.monotonic()
+    delivery.answered_at = time.time()
     while True:
         await connection.send(_CHUNK)
         delivery.sent_bytes += len(_CHUNK)
