@@ -214,7 +214,15 @@ async def test_a_mark_is_recorded_at_most_once_a_period_and_not_again_where_noth
     seed: int, projection: Projection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = log_of(projection)
+
+    def names_pieces() -> bool:
+        mark = log.recorded[-1]
+        return mark.pieces is not None and mark.pieces.seq == mark.seq
+
     await folded_and_marked(projection, seed)
+    # Whoever marked the entries first may not have looked at their pieces by then.
+    async with projection.projector("heir"):
+        await wait_until_async(names_pieces, "the mark to name what the pieces of all entries are")
     async with projection.projector("successor"):
         await projection.level()
         count = len(log.recorded)

@@ -91,11 +91,11 @@ def patient_kernel() -> Iterator[Kernel]:
     yield from _running(PATIENT_LEASE_SECONDS)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def background(
     request: pytest.FixtureRequest, kernel: Kernel, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Background]:
-    """Starts, at once, every run that a selected test looks at."""
+    """Starts, at once, every run that a selected test of the file looks at: other files may run in other processes."""
 
     def patient() -> Kernel:
         return request.getfixturevalue("patient_kernel")
@@ -103,7 +103,7 @@ def background(
     background = Background(kernel, patient, tmp_path_factory.mktemp("reference"))
     try:
         for name in RUNS:
-            for release in _wanting(request.session, name):
+            for release in _wanting(request.session, request.path, name):
                 background.start(name, release)
         yield background
     finally:
@@ -156,9 +156,10 @@ def _outcome(background: Background, name: str, release: Release, returns: type[
     return outcome
 
 
-def _wanting(session: pytest.Session, name: str) -> list[Release]:
-    """The releases for which a selected test looks at this run."""
-    items = [item for item in session.items if isinstance(item, pytest.Function) and name in item.fixturenames]
+def _wanting(session: pytest.Session, file: Path, name: str) -> list[Release]:
+    """The releases for which a selected test of this file looks at this run."""
+    functions = [item for item in session.items if isinstance(item, pytest.Function) and item.path == file]
+    items = [item for item in functions if name in item.fixturenames]
     wanted = {item.callspec.params["release"] for item in items if "release" in item.callspec.params}
     return [release for release in RELEASES if release in wanted]
 
