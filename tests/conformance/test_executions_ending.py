@@ -250,6 +250,7 @@ def _seconds(time_text: str) -> float:
     return datetime.fromisoformat(time_text).timestamp()
 
 
+@pytest.mark.alone
 async def test_k39_a_configured_deadline_cancels_at_most_a_second_late(stacks: Stacks) -> None:
     stack = stacks.get(STEPWELL_DEADLINE_TIMEOUT=f"{DEADLINE_SECONDS}s")
     async with connected(stack.url, stack.api_key) as kernel:

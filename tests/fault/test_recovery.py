@@ -38,6 +38,7 @@ async def until_shared(stack: FaultyStack) -> None:
     await wait_until_async(are_shared, "two projectors to share the shards", deadline_seconds=20)
 
 
+@pytest.mark.alone
 async def test_a_killed_owner_is_replaced_within_three_seconds_and_its_waiting_requests_are_answered(
     stack: FaultyStack, kernel: Kernel
 ) -> None:

@@ -84,6 +84,7 @@ async def test_a_failure_is_told_and_the_next_attempt_acknowledged(kernels: Kern
     assert [webhook.dispatch_attempt for webhook in agent.webhooks] == [1, 2]
 
 
+@pytest.mark.alone
 async def test_waits_grow_until_the_attempts_are_used_up(kernels: Kernels, agent: ScriptedAgent) -> None:
     agent.answers = [BROKEN]
     async with kernels(agent) as kernel:
@@ -101,6 +102,7 @@ async def test_waits_grow_until_the_attempts_are_used_up(kernels: Kernels, agent
         assert least_seconds <= wait_seconds < least_seconds * 1.25 + 0.5
 
 
+@pytest.mark.alone
 async def test_a_wish_of_the_agent_raises_the_wait(kernels: Kernels, agent: ScriptedAgent) -> None:
     agent.answers = [b"HTTP/1.1 429 Slow down\r\nRetry-After: 2\r\n", OK]
     async with kernels(agent) as kernel:

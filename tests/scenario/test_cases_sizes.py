@@ -90,6 +90,7 @@ class Neighbour:
             self.count += 1
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", REFUSED)
 async def test_c7_a_hostile_body_is_refused_at_once_and_its_neighbour_does_not_notice(
     stack: Stack, kernel: Kernel, name: str
@@ -115,6 +116,7 @@ async def test_c7_a_hostile_body_is_refused_at_once_and_its_neighbour_does_not_n
     assert accepted(await lease.complete(step_id, 1)) == {"decision": "recorded"}
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", CARRIED)
 async def test_c7_a_heavy_body_is_carried_or_refused_in_time_and_its_neighbour_does_not_notice(
     stack: Stack, kernel: Kernel, name: str
@@ -136,6 +138,7 @@ async def test_c7_a_heavy_body_is_carried_or_refused_in_time_and_its_neighbour_d
     _assert_unnoticed(stack, pid, neighbour)
 
 
+@pytest.mark.alone
 async def test_c7_unsigned_and_signed_floods_at_once_leave_the_process_as_it_is(stack: Stack, kernel: Kernel) -> None:
     """Case C7: several at the same moment, half of them from nobody in particular."""
     pid = stack.process("server").pid
